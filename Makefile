@@ -1,0 +1,43 @@
+# Every target works on a fresh clone: it makes .venv and installs what it needs first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# One torch thread a test process: two of them on two cores fight, and small steps become ten times slower.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+WORKERS ?= 2
+
+.PHONY: install quickstart test test-slow test-gpu lint types check bench-cpu clean
+
+install: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+quickstart: install  ## AdamW and HORST side by side on real text, then pruned
+	$(BIN)/python examples/quickstart.py
+
+test: install  ## everything a CPU can test, in minutes
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal -q
+
+test-slow: install  ## the tests that take minutes each
+	$(TEST_ENV) $(BIN)/python -m pytest -m slow -q
+
+test-gpu: install  ## the same kernel tests on a CUDA device
+	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers -q
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+check: lint types test
+
+bench-cpu: install  ## time a step on this machine's CPU, side by side with torch's AdamW
+	$(BIN)/python benchmarks/bench_optimizer_step.py --device cpu
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,58 @@
+"""Which backend a step runs on: a for-loop over tensors, foreach calls, or a fused Triton kernel."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Backend = Literal["for-loop", "foreach", "fused"]
+
+_FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@functools.cache
+def _why_no_triton() -> str | None:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "Triton is not installed (it comes with torch for CUDA)"
+    return None
+
+
+def why_not_fused(params: Sequence[Tensor]) -> str | None:
+    """The reason why a fused kernel cannot run on these parameters, or None when it can."""
+    if (reason := _why_no_triton()) is not None:
+        return reason
+    interpreting = os.environ.get("TRITON_INTERPRET") == "1"
+    for p in params:
+        if not (p.is_cuda or (interpreting and p.is_cpu)):
+            return f"a parameter is on {p.device}, and the kernel runs on CUDA devices"
+        if p.dtype not in _FUSED_DTYPES:
+            return f"a parameter is {p.dtype}, and the kernel knows {', '.join(map(str, _FUSED_DTYPES))}"
+    return None
+
+
+def choose_backend(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Backend:
+    """The fastest backend that the flags allow: fused on CUDA, for-loop on a CPU.
+
+    ``True`` insists: a fused backend that cannot run raises. With ``None`` for both, it is chosen by what is there.
+    Inside ``torch.compile`` the plain formulas are left to the compiler, which fuses them itself.
+    """
+    if fused:
+        if (reason := why_not_fused(params)) is not None:
+            raise RuntimeError(
+                f"fused=True was asked for, but {reason}. Use fused=None to let the optimizer choose, "
+                "or foreach=True for the fastest backend without a kernel."
+            )
+        return "fused"
+    if foreach is not None:
+        return "foreach" if foreach else "for-loop"
+    on_cuda = all(p.is_cuda for p in params)
+    if fused is None and on_cuda and not torch.compiler.is_compiling() and why_not_fused(params) is None:
+        return "fused"
+    return "foreach" if on_cuda else "for-loop"

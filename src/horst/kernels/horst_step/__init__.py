@@ -1,0 +1,78 @@
+"""One step of HORST (Algorithm 2) or HAM (Algorithm 1) over a list of tensors, in place; three backends.
+
+``reference.py`` holds the formulas, ``eager.py`` the for-loop and foreach backends, ``triton.py`` the fused one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from horst.kernels.backends import Backend
+from horst.kernels.horst_step.eager import horst_step_multi_tensor, horst_step_single_tensor
+from horst.kernels.horst_step.operands import StepOptions, StepTensors
+from horst.kernels.horst_step.reference import ham_step_reference, horst_step_reference
+
+if TYPE_CHECKING:
+    from horst.kernels.horst_step.triton import LaunchCache
+
+__all__ = [
+    "StepOptions",
+    "StepTensors",
+    "ham_step_reference",
+    "horst_step",
+    "horst_step_reference",
+    "new_launch_cache",
+]
+
+
+def new_launch_cache() -> LaunchCache:
+    """An empty cache for the fused backend's tables; one for each list of tensors that is stepped."""
+    from horst.kernels.horst_step.triton import LaunchCache
+
+    return LaunchCache()
+
+
+def horst_step(
+    tensors: StepTensors,
+    options: StepOptions,
+    backend: Backend,
+    *,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    cache: LaunchCache | None = None,
+) -> None:
+    """AdamW's step, then the mirror step along the same direction, on every tensor of the lists, in place.
+
+    Args:
+        grad_scale, found_inf: What ``torch.amp.GradScaler`` hands to an optimizer; for the fused backend alone.
+        cache: From :func:`new_launch_cache`, for the fused backend; without one its tables are made anew.
+
+    Example:
+        >>> theta, g = torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])
+        >>> tensors = StepTensors([theta], [g], [torch.zeros(2)], [torch.zeros(2)], [torch.zeros(())])
+        >>> horst_step(tensors, StepOptions(0.1, 0.9, 0.999, 1e-8, 0.5, alpha=5.0, beta=0.0), "for-loop")
+        >>> theta  # 0.85 * exp(-0.5) and -1.05 * exp(0.5)
+        tensor([ 0.5156, -1.7312])
+    """
+    if backend == "fused":
+        _fused(tensors, options, grad_scale, found_inf, cache or new_launch_cache())
+        return
+    if grad_scale is not None or found_inf is not None:
+        raise RuntimeError(f"grad_scale and found_inf are for the fused backend, and {backend} was chosen.")
+    rounds_stochastically = options.stochastic_rounding and any(p.dtype is torch.bfloat16 for p in tensors.params)
+    if backend == "foreach" and not rounds_stochastically:
+        horst_step_multi_tensor(tensors, options)
+    else:
+        horst_step_single_tensor(tensors, options)
+
+
+@torch.compiler.disable
+def _fused(
+    tensors: StepTensors, options: StepOptions, grad_scale: Tensor | None, found_inf: Tensor | None, cache: LaunchCache
+) -> None:
+    from horst.kernels.horst_step.triton import horst_step_triton
+
+    horst_step_triton(tensors, options, grad_scale=grad_scale, found_inf=found_inf, cache=cache)

@@ -1,0 +1,143 @@
+"""HORST's and HAM's step in plain PyTorch: one tensor at a time, and many at once through ``torch._foreach_*``.
+
+With the mirror step off (``alpha=0, beta=0``) both make the same calls as ``torch.optim.AdamW`` in the same order, so
+that the result is the same to the last bit. ``u`` is Adam's step at rate lr throughout, as in :mod:`.reference`.
+
+Half-precision tensors are updated in float32 and rounded once at the end: in their own arithmetic eps is 0 (float16)
+and the exponent of a mirror step has no digits left (bfloat16).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horst.kernels.cache_blocking import cache_sized_pieces
+from horst.kernels.horst_step.operands import StepOptions, StepTensors
+from horst.kernels.rounding import rounding_noise, stochastic_round
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None:
+    """Update each parameter in turn, in place."""
+    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, _) = options
+    lr = _host_scalar(lr, capturable)
+    for salt, (param, grad, exp_avg, exp_avg_sq, step) in enumerate(zip(*tensors, strict=True)):
+        step += 1
+        step_size, bias_correction2_sqrt = _bias_corrections(step, param.dtype, lr, beta1, beta2, capturable)
+        operands = (param, grad, exp_avg, exp_avg_sq)
+        is_half = param.dtype in _HALF
+        for theta, g, m, v in [tuple(x.float() for x in operands)] if is_half else cache_sized_pieces(*operands):
+            if maximize:
+                g = -g
+            if weight_decay != 0:
+                theta.mul_(1 - lr * weight_decay)
+            m.lerp_(g, 1 - beta1)
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            denominator = v.sqrt().div_(bias_correction2_sqrt).add_(eps)
+            if not options.has_mirror_step and not isinstance(step_size, Tensor):
+                theta.addcdiv_(m, denominator, value=-step_size)
+            else:
+                u = torch.div(m, denominator, out=denominator).mul_(step_size)
+                theta.sub_(u)
+                exponent = theta.sign().mul_(g * lr if along_gradient else u).mul_(-alpha)
+                if beta != 0:
+                    exponent.sub_(lr * beta)
+                if max_exponent is not None:
+                    exponent.clamp_(-max_exponent, max_exponent)
+                theta.mul_(exponent.exp_())
+            if is_half:
+                if options.stochastic_rounding and param.dtype is torch.bfloat16:
+                    noise = rounding_noise(param.shape, step, salt, param.device)
+                    theta = stochastic_round(theta, noise & 0xFFFF)
+                    # beta2 near 1 moves the second moment by less than bfloat16 resolves, too
+                    v = stochastic_round(v, noise >> 16) if exp_avg_sq.dtype is torch.bfloat16 else v
+                for stored, value in ((param, theta), (exp_avg, m), (exp_avg_sq, v)):
+                    stored.copy_(value)
+
+
+def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
+    """Update all parameters with one call a formula term, in place. Temporaries: two copies of the parameters."""
+    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, _) = options
+    lr = _host_scalar(lr, capturable)
+    for params, grads, exp_avgs, exp_avg_sqs, steps in _by_device_and_dtype(tensors):
+        stored = (params, grads, exp_avgs, exp_avg_sqs)
+        is_half = params[0].dtype in _HALF
+        theta, g, m, v = [[t.float() for t in column] for column in stored] if is_half else stored
+        if maximize:
+            g = list(torch._foreach_neg(g))
+        if steps[0].is_cpu and not torch.compiler.is_compiling():
+            torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)  # wraps the 1 once, not once a tensor
+        else:
+            torch._foreach_add_(steps, 1)
+        corrections = [_bias_corrections(t, params[0].dtype, lr, beta1, beta2, capturable) for t in steps]
+        step_sizes: list[Any] = [c[0] for c in corrections]
+        bias_correction2_sqrts: list[Any] = [c[1] for c in corrections]
+
+        if weight_decay != 0:
+            torch._foreach_mul_(theta, 1 - lr * weight_decay)
+        torch._foreach_lerp_(m, g, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, g, g, 1 - beta2)
+        denominator = torch._foreach_sqrt(v)
+        torch._foreach_div_(denominator, bias_correction2_sqrts)
+        torch._foreach_add_(denominator, eps)
+        if not options.has_mirror_step and not isinstance(step_sizes[0], Tensor):
+            torch._foreach_addcdiv_(theta, m, denominator, [-s for s in step_sizes])
+        else:
+            u = torch._foreach_div(m, denominator)
+            del denominator
+            torch._foreach_mul_(u, step_sizes)
+            torch._foreach_sub_(theta, u)
+            exponent = torch._foreach_sign(theta)
+            torch._foreach_mul_(exponent, torch._foreach_mul(g, lr) if along_gradient else u)
+            torch._foreach_mul_(exponent, -alpha)
+            if beta != 0:
+                torch._foreach_add_(exponent, -lr * beta)
+            if max_exponent is not None:
+                torch._foreach_clamp_max_(exponent, max_exponent)
+                torch._foreach_clamp_min_(exponent, -max_exponent)
+            torch._foreach_exp_(exponent)
+            torch._foreach_mul_(theta, exponent)
+        if is_half:
+            for column, values in ((params, theta), (exp_avgs, m), (exp_avg_sqs, v)):
+                torch._foreach_copy_(column, values)
+
+
+def _host_scalar(lr: float | Tensor, capturable: bool) -> float | Tensor:
+    """A tensor lr stays one only where the host may not read it (CUDA graphs, torch.compile)."""
+    if isinstance(lr, Tensor) and not (capturable or torch.compiler.is_compiling()):
+        return lr.item()
+    return lr
+
+
+def _bias_corrections(
+    step: Tensor, dtype: torch.dtype, lr: float | Tensor, beta1: float, beta2: float, capturable: bool
+) -> tuple[float | Tensor, float | Tensor]:
+    """lr / (1 - beta1^step) and sqrt(1 - beta2^step), on the host unless it may not read the counter."""
+    if capturable or torch.compiler.is_compiling():
+        # expm1: in float32, 1 - 0.999**step would keep four digits at the first step
+        exact_step = step.to(torch.promote_types(dtype, torch.float32))
+        return lr / _one_minus_power(beta1, exact_step), _one_minus_power(beta2, exact_step).sqrt()
+    t = step.item()
+    return lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
+
+
+def _one_minus_power(base: float, exponent: Tensor) -> Tensor:
+    return -torch.expm1(exponent * math.log(base)) if base > 0 else torch.ones_like(exponent)
+
+
+def _by_device_and_dtype(tensors: StepTensors) -> Iterator[StepTensors]:
+    """The lists split so that each foreach call sees one device and one combination of dtypes: its fast path."""
+    parts: dict[object, StepTensors] = defaultdict(lambda: StepTensors([], [], [], [], []))
+    for row in zip(*tensors, strict=True):
+        key = (row[0].device, *(t.dtype for t in row))
+        for column, tensor in zip(parts[key], row, strict=True):
+            column.append(tensor)
+    yield from parts.values()

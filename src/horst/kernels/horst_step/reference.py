@@ -1,0 +1,94 @@
+"""Algorithms 1 (HAM) and 2 (HORST) of the paper, one step each, written as the paper writes them.
+
+Out of place, in the dtype and the shape they are given (leading dimensions are a batch), with no regard for speed:
+every fast path is tested against these in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def horst_step_reference(
+    theta: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    step: float | Tensor,
+    *,
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    alpha: float,
+    beta: float,
+    max_exponent: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""One step of Algorithm 2: AdamW, then the entropy mirror step along the same direction.
+
+    .. math::
+        u_k &= \eta\, \hat m_k / (\sqrt{\hat v_k} + \epsilon) \\
+        \theta_{k+1/2} &= \theta_k - u_k - \eta \lambda\, \theta_k \\
+        \theta_{k+1} &= \theta_{k+1/2} \odot
+            \exp(-\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot u_k - \eta \beta)
+
+    where :math:`\eta, \lambda, \epsilon, \alpha, \beta` are ``lr``, ``weight_decay``, ``eps``, ``alpha``, ``beta``.
+
+    Args:
+        step: The number of this step, counted from 1.
+        max_exponent: The exponent is clamped to ``[-max_exponent, max_exponent]``. None: not clamped, as in the paper.
+
+    Returns:
+        The new ``theta``, ``m`` and ``v``.
+    """
+    u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
+    theta_half = theta - u - lr * weight_decay * theta
+    exponent = _clamp(-alpha * theta_half.sign() * u - lr * beta, max_exponent)
+    return theta_half * torch.exp(exponent), m, v
+
+
+def ham_step_reference(
+    theta: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    step: float | Tensor,
+    *,
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    alpha: float,
+    beta: float,
+    max_exponent: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""One step of Algorithm 1: AdamW, then the entropy mirror step along the raw gradient.
+
+    .. math::
+        \theta_{k+1/2} &= \theta_k - \mathrm{Adam}(g_k, \eta) - \eta \lambda\, \theta_k \\
+        \theta_{k+1} &= \theta_{k+1/2} \odot
+            \exp(-\eta\, (\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot g_k + \beta))
+
+    with the symbols of :func:`horst_step_reference`.
+    """
+    u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
+    theta_half = theta - u - lr * weight_decay * theta
+    exponent = _clamp(-lr * (alpha * theta_half.sign() * g + beta), max_exponent)
+    return theta_half * torch.exp(exponent), m, v
+
+
+def _adam(
+    g: Tensor, m: Tensor, v: Tensor, step: float | Tensor, lr: float | Tensor, beta1: float, beta2: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam's step at rate lr (the paper's Adam(g, eta)), and its new moments."""
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    u = lr * (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + eps)
+    return u, m, v
+
+
+def _clamp(exponent: Tensor, max_exponent: float | None) -> Tensor:
+    return exponent if max_exponent is None else exponent.clamp(-max_exponent, max_exponent)

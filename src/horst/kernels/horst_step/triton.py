@@ -1,0 +1,223 @@
+"""HORST's and HAM's step as one Triton launch over all tensors of a group, in place and without temporaries.
+
+The floor is 28 bytes a float32 parameter: weight, gradient and two moments read, all but the gradient written.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from horst.kernels.horst_step.operands import StepOptions, StepTensors
+from horst.kernels.multi_tensor import BLOCK, BLOCKS_PER_CHUNK, NUM_WARPS, LaunchCache, share_one_dense_layout
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, mix
+
+__all__ = ["LaunchCache", "horst_step_triton"]
+
+
+@triton.jit
+def _one_minus_exp(x, ACC: tl.constexpr):
+    """1 - exp(x) for x <= 0; in float32 the plain form would keep four digits of 1 - 0.999."""
+    if ACC == tl.float64:
+        return 1 - tl.exp(x)
+    series = -x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720))))))
+    return tl.where(x > -0.2, series, 1 - tl.exp(x))
+
+
+@triton.jit
+def _update_block(
+    theta_ptr, g_ptr, m_ptr, v_ptr, offsets, n, step_size, bias_correction2_sqrt, lr, grad_scale,
+    one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent, key,
+    ACC: tl.constexpr, MASKED: tl.constexpr, MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr,
+    CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr, SCALED: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
+    """The lines of reference.py, in their order, on one block. Loads in the storage dtypes, computes in ACC."""
+    mask = offsets < n if MASKED else None  # a mask the compiler cannot see through forbids 16-byte accesses
+    theta = tl.load(theta_ptr + offsets, mask=mask).to(ACC)
+    g = tl.load(g_ptr + offsets, mask=mask).to(ACC)
+    m = tl.load(m_ptr + offsets, mask=mask).to(ACC)
+    v = tl.load(v_ptr + offsets, mask=mask).to(ACC)
+    if SCALED:
+        g = g / grad_scale
+    if MAXIMIZE:
+        g = -g
+    m += one_minus_beta1 * (g - m)
+    v = beta2 * v + one_minus_beta2 * g * g
+    if ACC == tl.float64:
+        u = step_size * (m / (tl.sqrt(v) / bias_correction2_sqrt + eps))
+    else:
+        u = step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), bias_correction2_sqrt) + eps)
+    theta = theta - u - lr * weight_decay * theta
+    if MIRROR:
+        direction = alpha * (lr * g if ALONG_GRADIENT else u)
+        exponent = tl.where(theta < 0, direction, -direction) - lr * beta
+        if CLAMP:
+            exponent = tl.minimum(tl.maximum(exponent, -max_exponent), max_exponent)
+        theta *= tl.exp(exponent)
+    if STOCHASTIC:
+        noise = mix((offsets + (offsets >> 32)).to(tl.uint32) ^ key)
+        theta = cast_stochastic(theta, noise & 0xFFFF)
+        if v_ptr.dtype.element_ty == tl.bfloat16:
+            v = cast_stochastic(v, noise >> 16)
+    tl.store(theta_ptr + offsets, cast_nearest(theta, theta_ptr.dtype.element_ty), mask=mask)
+    tl.store(m_ptr + offsets, cast_nearest(m, m_ptr.dtype.element_ty), mask=mask)
+    tl.store(v_ptr + offsets, cast_nearest(v, v_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _horst_kernel(
+    table, grad_table, chunks, tickets, lr_ptr, grad_scale_ptr, found_inf_ptr,
+    lr: tl.float64, log_beta1: tl.float64, log_beta2: tl.float64,
+    one_minus_beta1: tl.float64, beta2: tl.float64, one_minus_beta2: tl.float64,
+    eps: tl.float64, weight_decay: tl.float64, alpha: tl.float64, beta: tl.float64, max_exponent: tl.float64,
+    THETA: tl.constexpr, M: tl.constexpr, V: tl.constexpr, GRAD: tl.constexpr, ACC: tl.constexpr,
+    MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr, CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr,
+    STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    chunk = program // BLOCKS_PER_CHUNK
+    tensor = tl.load(chunks + 2 * chunk)
+    block = tl.load(chunks + 2 * chunk + 1) + program % BLOCKS_PER_CHUNK
+    row = table + 6 * tensor  # theta, m, v, step, number of elements, position
+    n = tl.load(row + 4)
+    start = block.to(tl.int64) * BLOCK  # int64: offsets into a large tensor overflow int32
+    if start >= n:
+        return
+    if found_inf_ptr is not None:  # noqa: SIM102  (the outer test is made when compiling)
+        if tl.load(found_inf_ptr) != 0:
+            return
+
+    theta_ptr = tl.load(row).to(tl.pointer_type(THETA))
+    m_ptr = tl.load(row + 1).to(tl.pointer_type(M))
+    v_ptr = tl.load(row + 2).to(tl.pointer_type(V))
+    g_ptr = tl.load(grad_table + tensor).to(tl.pointer_type(GRAD))
+    if ALIGNED:
+        theta_ptr = tl.multiple_of(theta_ptr, 16)
+        m_ptr = tl.multiple_of(m_ptr, 16)
+        v_ptr = tl.multiple_of(v_ptr, 16)
+        g_ptr = tl.multiple_of(g_ptr, 16)
+
+    # scalars that a schedule or a scaler changes come from device memory where they live there: CUDA graphs see them
+    if lr_ptr is not None:
+        lr = tl.load(lr_ptr).to(ACC)
+    else:
+        lr = tl.full((), lr, ACC)
+    grad_scale = tl.full((), 1, ACC)
+    if grad_scale_ptr is not None:
+        grad_scale = tl.load(grad_scale_ptr).to(ACC)
+    step_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+    step = tl.load(step_ptr) + 1
+    step_size = lr / _one_minus_exp(step.to(ACC) * tl.full((), log_beta1, ACC), ACC)
+    bias_correction2_sqrt = tl.sqrt(_one_minus_exp(step.to(ACC) * tl.full((), log_beta2, ACC), ACC))
+    one_minus_beta1 = tl.full((), one_minus_beta1, ACC)
+    beta2 = tl.full((), beta2, ACC)
+    one_minus_beta2 = tl.full((), one_minus_beta2, ACC)
+    eps = tl.full((), eps, ACC)
+    weight_decay = tl.full((), weight_decay, ACC)
+    alpha = tl.full((), alpha, ACC)
+    beta = tl.full((), beta, ACC)
+    max_exponent = tl.full((), max_exponent, ACC)
+    key = tl.full((), 0, tl.uint32)
+    if STOCHASTIC:
+        key = mix((step.to(tl.int64) + tl.load(row + 5) * 0x9E3779B9).to(tl.uint32))
+
+    offsets = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= n:
+        _update_block(
+            theta_ptr, g_ptr, m_ptr, v_ptr, offsets, n, step_size, bias_correction2_sqrt, lr, grad_scale,
+            one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent, key,
+            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, grad_scale_ptr is not None, STOCHASTIC,
+        )  # fmt: skip
+    else:
+        _update_block(
+            theta_ptr, g_ptr, m_ptr, v_ptr, offsets, n, step_size, bias_correction2_sqrt, lr, grad_scale,
+            one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent, key,
+            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, grad_scale_ptr is not None, STOCHASTIC,
+        )  # fmt: skip
+
+    # The program that draws a tensor's last ticket advances its step counter: no second launch. After the barrier every
+    # thread of this program has used the counter (its stores needed it), so the last drawer writes when all have read.
+    tl.debug_barrier()
+    ticket = tl.atomic_add(tickets + tensor, 1, sem="relaxed")
+    if ticket == ((n + BLOCK - 1) // BLOCK).to(tl.int32) - 1:
+        tl.store(tickets + tensor, 0)
+        tl.store(step_ptr, step)
+
+
+def horst_step_triton(
+    tensors: StepTensors,
+    options: StepOptions,
+    *,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    cache: LaunchCache,
+) -> None:
+    """Update all parameters, in place: one launch for each device and combination of dtypes.
+
+    Gradients and moments laid out unlike their parameter, and parameters with gaps, go through contiguous copies.
+
+    Args:
+        grad_scale, found_inf: What ``torch.amp.GradScaler`` hands over; read on the device.
+    """
+    params, grads, exp_avgs, exp_avg_sqs, steps = tensors
+    staged: list[tuple[Tensor, Tensor]] = []
+    for i, (p, g, m, v) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        if share_one_dense_layout(p, g, m, v):
+            continue
+        if not staged:
+            params, grads, exp_avgs, exp_avg_sqs = list(params), list(grads), list(exp_avgs), list(exp_avg_sqs)
+        grads[i] = g.contiguous()
+        for column, tensor in ((params, p), (exp_avgs, m), (exp_avg_sqs, v)):
+            column[i] = tensor.contiguous()
+            staged.append((tensor, column[i]))
+
+    lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, *_ = options
+    for launch in cache.launches((params, exp_avgs, exp_avg_sqs, steps), grads):
+        device = launch.table.device
+        theta_dtype, m_dtype, v_dtype, _, grad_dtype = launch.dtypes
+        acc = torch.float64 if theta_dtype is torch.float64 else torch.float32
+        lr_on_device = None
+        if isinstance(lr, Tensor) and not lr.is_cpu:
+            lr_on_device = lr.to(device, acc)
+        with torch.cuda.device(device if device.type == "cuda" else -1):
+            _horst_kernel[launch.grid](
+                launch.table,
+                launch.moving_table,
+                launch.chunks,
+                launch.tickets,
+                lr_on_device,
+                None if grad_scale is None else grad_scale.to(device, non_blocking=True),
+                None if found_inf is None else found_inf.to(device, non_blocking=True),
+                0.0 if lr_on_device is not None else float(lr),
+                math.log(beta1) if beta1 > 0 else -math.inf,
+                math.log(beta2) if beta2 > 0 else -math.inf,
+                1.0 - beta1,
+                beta2,
+                1.0 - beta2,
+                eps,
+                weight_decay,
+                alpha,
+                beta,
+                math.inf if max_exponent is None else max_exponent,
+                THETA=TRITON_DTYPES[theta_dtype],
+                M=TRITON_DTYPES[m_dtype],
+                V=TRITON_DTYPES[v_dtype],
+                GRAD=TRITON_DTYPES[grad_dtype],
+                ACC=TRITON_DTYPES[acc],
+                MIRROR=options.has_mirror_step,
+                ALONG_GRADIENT=options.along_gradient,
+                CLAMP=max_exponent is not None,
+                MAXIMIZE=options.maximize,
+                STOCHASTIC=options.stochastic_rounding and theta_dtype is torch.bfloat16,
+                ALIGNED=launch.aligned,
+                BLOCK=BLOCK,
+                BLOCKS_PER_CHUNK=BLOCKS_PER_CHUNK,
+                num_warps=NUM_WARPS,
+            )
+    for original, copy in staged:
+        if original is not copy:
+            original.copy_(copy)

@@ -1,0 +1,93 @@
+"""HORST, the paper's Algorithm 2."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from horst.optimizers.mirrored_adam import MirroredAdam
+
+__all__ = ["HORST"]
+
+
+class HORST(MirroredAdam):
+    r"""AdamW, then an entropy-mirror step along the same direction.
+
+    With :math:`u_k = \eta\, \hat m_k / (\sqrt{\hat v_k} + \epsilon)`, Adam's step at rate ``lr``,
+
+    .. math::
+        \theta_{k+1/2} &= \theta_k - u_k - \eta \lambda\, \theta_k \\
+        \theta_{k+1} &= \theta_{k+1/2} \odot
+            \exp(-\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot u_k - \eta \beta)
+
+    where :math:`\eta, \lambda, \epsilon, \alpha, \beta` are ``lr``, ``weight_decay``, ``eps``, ``alpha``, ``beta``, and
+    ``betas`` are the decay rates of Adam's averages :math:`m` and :math:`v`.
+
+    ``alpha=0, beta=0`` is AdamW. The mirror step keeps a zero weight at zero, the AdamW step does not: apply masks
+    after ``step``. The class treats every tensor it is given alike; :func:`horst.param_groups` decides which tensors go
+    into a group with the mirror step.
+
+    Args:
+        params: Parameters, named parameters or groups, as for any torch optimizer. Each option may differ by group.
+        lr: Learning rate. A tensor can be changed by a schedule under ``torch.compile`` and in CUDA graphs.
+        betas: Decay rates of the averages of the gradient and of its square.
+        eps: Added to the denominator.
+        weight_decay: Decoupled decay, as in AdamW.
+        alpha: Strength of the mirror step relative to ``lr``. The paper uses 5; its runs with 200 crashed.
+        beta: Decay inside the mirror step; it does the same work as ``weight_decay``.
+        max_exponent: Clamps the mirror step's exponent, so that one step scales a weight by at most
+            ``exp(max_exponent)``. None: no limit, as in the paper.
+        maximize: Ascend instead of descend.
+        foreach: True insists on ``torch._foreach_*`` calls. None: choose the fastest backend available.
+        fused: True insists on the fused kernel (one launch a group, no temporaries; CUDA). None: choose.
+        capturable: Keep the step counter on the device, so that the step can be captured in a CUDA graph.
+        stochastic_rounding: Round bfloat16 weights up or down at random. Their resolution is coarser than a usual step,
+            which rounding to the nearest would lose. No effect on other dtypes.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = HORST(model.parameters(), lr=1e-3, alpha=5.0)
+        >>> model(torch.ones(3, 4)).square().mean().backward()
+        >>> optimizer.step()
+
+    References: HORST, Algorithm 2 and Corollary 4.5.
+    """
+
+    _along_gradient = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        alpha: float = 5.0,
+        beta: float = 0.0,
+        max_exponent: float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            alpha=alpha,
+            beta=beta,
+            max_exponent=max_exponent,
+            maximize=maximize,
+            foreach=foreach,
+            fused=fused,
+            capturable=capturable,
+            stochastic_rounding=stochastic_rounding,
+        )
+
+    def _is_mirrored(self, param: Tensor) -> bool:
+        return True

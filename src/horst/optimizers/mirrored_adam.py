@@ -1,0 +1,311 @@
+"""Adam followed by a mirror step: what HORST and HAM share, as a torch optimizer.
+
+The state is that of ``torch.optim.AdamW`` (``step``, ``exp_avg``, ``exp_avg_sq``), and so are the names of the options:
+checkpoints, schedulers and trainers need not know the difference.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import numbers
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT, StateDict
+
+from horst.kernels.backends import choose_backend, why_not_fused
+from horst.kernels.horst_step import StepOptions, StepTensors, horst_step, new_launch_cache
+
+__all__ = ["MirroredAdam"]
+
+
+class MirroredAdam(Optimizer, abc.ABC):
+    """The skeleton of an optimizer that takes AdamW's step and then a mirror step. Use HORST or HAM."""
+
+    # Along lr * gradient (HAM) or along Adam's own step (HORST).
+    _along_gradient: ClassVar[bool]
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        *,
+        alpha: float,
+        beta: float,
+        max_exponent: float | None,
+        maximize: bool,
+        foreach: bool | None,
+        fused: bool | None,
+        capturable: bool,
+        stochastic_rounding: bool,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "alpha": alpha,
+            "beta": beta,
+            "max_exponent": max_exponent,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+            "stochastic_rounding": stochastic_rounding,
+        }
+        _check_hyperparameters(defaults)
+        self._forget_launches()
+        super().__init__(params, defaults)
+
+    @abc.abstractmethod
+    def _is_mirrored(self, param: Tensor) -> bool:
+        """Whether the mirror step is taken on this parameter, given that its group's alpha or beta is not 0."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
+        if isinstance(param_group, dict):  # else the base class says what is wrong
+            _check_hyperparameters({**self.defaults, **param_group})
+            params = param_group.get("params", ())
+            if isinstance(params, Tensor):
+                params = param_group["params"] = [params]
+            elif not isinstance(params, list):
+                params = param_group["params"] = list(params)  # it may be an iterator, and is read twice
+            for item in params:
+                # (name, parameter) pairs are allowed
+                p = item[1] if isinstance(item, tuple) else item
+                if isinstance(p, Tensor) and not p.dtype.is_floating_point:
+                    raise ValueError(
+                        f"{type(self).__name__} takes real floating-point parameters, got one of {p.dtype} and shape "
+                        f"{tuple(p.shape)}. The mirror step needs the sign of a weight, which a complex number lacks: "
+                        "give it to torch.optim.AdamW."
+                    )
+            if param_group.get("fused", self.defaults["fused"]):
+                tensors = [i[1] if isinstance(i, tuple) else i for i in params]
+                if (reason := why_not_fused([t for t in tensors if isinstance(t, Tensor)])) is not None:
+                    raise ValueError(
+                        f"fused=True was asked for, but {reason}. Use fused=None to choose by what is there."
+                    )
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state of this class or of ``torch.optim.AdamW``; what AdamW's lacks keeps its current value."""
+        groups = state_dict["param_groups"]
+        if any(g.get("amsgrad") for g in groups):
+            raise ValueError(
+                f"the state_dict was made with amsgrad=True, which {type(self).__name__} does not have. "
+                "Continue with torch.optim.AdamW, or start with a fresh optimizer state."
+            )
+        if len(groups) == len(self.param_groups):  # else the base class says what is wrong
+            pairs = zip(groups, self.param_groups, strict=True)
+            kept = [{k: v for k, v in old.items() if k in self.defaults} for _, old in pairs]
+            groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
+        super().load_state_dict({**state_dict, "param_groups": groups})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_launches()
+        for group in self.param_groups:
+            for key, value in self.defaults.items():  # checkpoints from before an option existed
+                group.setdefault(key, value)
+
+    def _forget_launches(self) -> None:
+        self._launches: dict[tuple[int, bool], Any] = {}
+        self._warned = False
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # torch.amp.GradScaler then leaves unscaling and skipping to the kernel, and the host never waits
+        return all(
+            choose_backend(group["params"], group["foreach"], group["fused"]) == "fused" for group in self.param_groups
+        )
+
+    # torch.compile calls this method outside of its trace, by this name and with lists that it fills.
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
+        """Fill the lists with the group's parameters that have a gradient, their state made where it is missing."""
+        step_on_device = (
+            group["capturable"] or choose_backend(group["params"], group["foreach"], group["fused"]) == "fused"
+        )
+        for p in group["params"]:
+            grad = p.grad
+            if grad is None:
+                continue
+            if grad.layout is not torch.strided:
+                raise RuntimeError(
+                    f"{type(self).__name__} needs dense gradients, got {grad.layout} for a parameter of shape "
+                    f"{tuple(p.shape)}. Use sparse=False in nn.Embedding, or torch.optim.SparseAdam for that parameter."
+                )
+            state = self.state[p]
+            if not state:
+                # float32 always: a bfloat16 counter stops at 256
+                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
+                state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            elif step_on_device and state["step"].device != p.device:  # loaded from a state that lived elsewhere
+                state["step"] = state["step"].to(p.device, torch.float32)
+            params.append(p)
+            grads.append(grad)
+            exp_avgs.append(state["exp_avg"])
+            exp_avg_sqs.append(state["exp_avg_sq"])
+            steps.append(state["step"])
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step on every parameter that has a gradient.
+
+        Args:
+            closure: Evaluates the model again and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        for i, group in enumerate(self.param_groups):
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            exp_avgs: list[Tensor] = []
+            exp_avg_sqs: list[Tensor] = []
+            steps: list[Tensor] = []
+            self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, steps)
+            if params:
+                self._step_group(i, group, StepTensors(params, grads, exp_avgs, exp_avg_sqs, steps))
+        return loss
+
+    def _step_group(self, index: int, group: dict[str, Any], tensors: StepTensors) -> None:
+        if not torch.compiler.is_compiling():
+            self._check_before_step(group)
+        mirrored = [self._is_mirrored(p) for p in tensors.params]
+        if not all(type(p) is torch.nn.Parameter for p in tensors.params):
+            tensors = _local_shards(tensors)
+        for on in (True, False):
+            part = tensors if all(m == on for m in mirrored) else _select(tensors, [m == on for m in mirrored])
+            if not part.params:
+                continue
+            backend = choose_backend(part.params, group["foreach"], group["fused"])
+            if backend == "fused" and (index, on) not in self._launches:
+                self._launches[index, on] = new_launch_cache()
+            beta1, beta2 = group["betas"]
+            options = StepOptions(
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                alpha=group["alpha"] if on else 0.0,
+                beta=group["beta"] if on else 0.0,
+                max_exponent=group["max_exponent"],
+                along_gradient=self._along_gradient,
+                maximize=group["maximize"],
+                capturable=group["capturable"],
+                stochastic_rounding=group["stochastic_rounding"],
+            )
+            horst_step(
+                part,
+                options,
+                backend,
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+                cache=self._launches.get((index, on)),
+            )
+
+    def _check_before_step(self, group: dict[str, Any]) -> None:
+        if not group["capturable"] and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{type(self).__name__}.step() is being captured in a CUDA graph with capturable=False. "
+                "Make the optimizer with capturable=True, and with a tensor lr if a schedule changes it."
+            )
+        lr, alpha = group["lr"], group["alpha"]
+        if self._warned or self._along_gradient or isinstance(lr, Tensor) or not alpha * lr > 0.5:
+            return
+        self._warned = True
+        warnings.warn(
+            f"alpha * lr is {alpha * lr:.3g}: one step may change a weight by a factor of exp({alpha * lr:.3g}). The "
+            "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, or set max_exponent.",
+            stacklevel=4,
+        )
+
+
+def _select(tensors: StepTensors, keep: list[bool]) -> StepTensors:
+    return StepTensors(*([t for t, k in zip(column, keep, strict=True) if k] for column in tensors))
+
+
+def _local_shards(tensors: StepTensors) -> StepTensors:
+    """DTensors replaced by this rank's shard. The step is elementwise, so each rank updates what it holds."""
+    if not torch.distributed.is_available():
+        return tensors
+    from torch.distributed.tensor import DTensor
+
+    local = StepTensors([], [], [], [], [])
+    for p, g, m, v, step in zip(*tensors, strict=True):
+        row = [p, g, m, v, step]
+        if isinstance(p, DTensor):
+            # a gradient may be partial or sharded otherwise (tensor parallelism); the state follows its parameter
+            row[1:4] = [cast(DTensor, t).redistribute(p.device_mesh, p.placements) for t in (g, m, v)]
+            row = [t.to_local() if isinstance(t, DTensor) else t for t in row]
+        for column, tensor in zip(local, row, strict=True):
+            column.append(tensor)
+    return local
+
+
+def _check_hyperparameters(group: dict[str, Any]) -> None:
+    """Refuse what cannot be meant, saying what was given, what is allowed and what to do."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}.")
+        if lr.device.type == "cpu" and not 0.0 <= float(lr) < math.inf:
+            raise ValueError(f"lr must be a number of at least 0, got {float(lr)}.")
+    else:
+        _check_number("lr", lr, "1e-3 is AdamW's default")
+    _check_number("eps", group["eps"], "1e-8 is AdamW's default")
+    _check_number("weight_decay", group["weight_decay"], "use 0 for no decay")
+    _check_number("alpha", group["alpha"], "use 0 for plain AdamW")
+    _check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise TypeError(f"betas must be a pair of numbers such as (0.9, 0.999), got {betas!r}.")
+    for i, b in enumerate(betas):
+        if isinstance(b, bool) or not isinstance(b, numbers.Real) or not 0.0 <= float(b) < 1.0:
+            raise ValueError(f"betas[{i}] must lie in [0, 1), got {b!r}.")
+    limit = group["max_exponent"]
+    if limit is not None:
+        _check_number("max_exponent", limit, "use None for no limit")
+        if limit == 0:
+            raise ValueError("max_exponent must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
+    for name in ("foreach", "fused"):
+        if group[name] is not None and not isinstance(group[name], bool):
+            raise TypeError(f"{name} must be True, False or None (choose by what is there), got {group[name]!r}.")
+    for name in ("maximize", "capturable", "stochastic_rounding"):
+        if not isinstance(group[name], bool):
+            raise TypeError(f"{name} must be True or False, got {group[name]!r}.")
+    if group["foreach"] and group["fused"]:
+        raise ValueError("foreach=True and fused=True clash: they name two backends. Set one of them to None.")
+
+
+def _check_number(name: str, value: object, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number of at least 0, got {value!r}; {hint}.")
+    if not 0.0 <= float(value) < math.inf:  # this form refuses NaN too
+        raise ValueError(f"{name} must be a number of at least 0, got {value}; {hint}.")
