@@ -7,9 +7,8 @@ checkpoints, schedulers and trainers need not know the difference.
 from __future__ import annotations
 
 import abc
-import math
-import numbers
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar, cast, overload
 
@@ -19,7 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
 from horst.kernels.backends import choose_backend, why_not_fused
-from horst.kernels.horst_step import StepOptions, StepTensors, horst_step, new_launch_cache
+from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
+from horst.kernels.multi_tensor import LaunchCache
+from horst.optimizers.hyperparameters import check_adam_hyperparameters
 
 __all__ = ["MirroredAdam"]
 
@@ -61,7 +62,7 @@ class MirroredAdam(Optimizer, abc.ABC):
             "capturable": capturable,
             "stochastic_rounding": stochastic_rounding,
         }
-        _check_hyperparameters(defaults)
+        check_adam_hyperparameters(defaults)
         self._forget_launches()
         super().__init__(params, defaults)
 
@@ -72,7 +73,7 @@ class MirroredAdam(Optimizer, abc.ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
         if isinstance(param_group, dict):  # else the base class says what is wrong
-            _check_hyperparameters({**self.defaults, **param_group})
+            check_adam_hyperparameters({**self.defaults, **param_group})
             params = param_group.get("params", ())
             if isinstance(params, Tensor):
                 params = param_group["params"] = [params]
@@ -117,7 +118,7 @@ class MirroredAdam(Optimizer, abc.ABC):
                 group.setdefault(key, value)
 
     def _forget_launches(self) -> None:
-        self._launches: dict[tuple[int, bool], Any] = {}
+        self._launches: dict[tuple[int, bool], LaunchCache] = defaultdict(LaunchCache)
         self._warned = False
 
     @property
@@ -204,8 +205,6 @@ class MirroredAdam(Optimizer, abc.ABC):
             if not part.params:
                 continue
             backend = choose_backend(part.params, group["foreach"], group["fused"])
-            if backend == "fused" and (index, on) not in self._launches:
-                self._launches[index, on] = new_launch_cache()
             beta1, beta2 = group["betas"]
             options = StepOptions(
                 lr=group["lr"],
@@ -227,7 +226,7 @@ class MirroredAdam(Optimizer, abc.ABC):
                 backend,
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
-                cache=self._launches.get((index, on)),
+                cache=self._launches[index, on] if backend == "fused" else None,
             )
 
     def _check_before_step(self, group: dict[str, Any]) -> None:
@@ -267,45 +266,3 @@ def _local_shards(tensors: StepTensors) -> StepTensors:
         for column, tensor in zip(local, row, strict=True):
             column.append(tensor)
     return local
-
-
-def _check_hyperparameters(group: dict[str, Any]) -> None:
-    """Refuse what cannot be meant, saying what was given, what is allowed and what to do."""
-    lr = group["lr"]
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}.")
-        if lr.device.type == "cpu" and not 0.0 <= float(lr) < math.inf:
-            raise ValueError(f"lr must be a number of at least 0, got {float(lr)}.")
-    else:
-        _check_number("lr", lr, "1e-3 is AdamW's default")
-    _check_number("eps", group["eps"], "1e-8 is AdamW's default")
-    _check_number("weight_decay", group["weight_decay"], "use 0 for no decay")
-    _check_number("alpha", group["alpha"], "use 0 for plain AdamW")
-    _check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
-    betas = group["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise TypeError(f"betas must be a pair of numbers such as (0.9, 0.999), got {betas!r}.")
-    for i, b in enumerate(betas):
-        if isinstance(b, bool) or not isinstance(b, numbers.Real) or not 0.0 <= float(b) < 1.0:
-            raise ValueError(f"betas[{i}] must lie in [0, 1), got {b!r}.")
-    limit = group["max_exponent"]
-    if limit is not None:
-        _check_number("max_exponent", limit, "use None for no limit")
-        if limit == 0:
-            raise ValueError("max_exponent must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
-    for name in ("foreach", "fused"):
-        if group[name] is not None and not isinstance(group[name], bool):
-            raise TypeError(f"{name} must be True, False or None (choose by what is there), got {group[name]!r}.")
-    for name in ("maximize", "capturable", "stochastic_rounding"):
-        if not isinstance(group[name], bool):
-            raise TypeError(f"{name} must be True or False, got {group[name]!r}.")
-    if group["foreach"] and group["fused"]:
-        raise ValueError("foreach=True and fused=True clash: they name two backends. Set one of them to None.")
-
-
-def _check_number(name: str, value: object, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number of at least 0, got {value!r}; {hint}.")
-    if not 0.0 <= float(value) < math.inf:  # this form refuses NaN too
-        raise ValueError(f"{name} must be a number of at least 0, got {value}; {hint}.")

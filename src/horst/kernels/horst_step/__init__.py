@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -14,9 +12,7 @@ from horst.kernels.backends import Backend
 from horst.kernels.horst_step.eager import horst_step_multi_tensor, horst_step_single_tensor
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.horst_step.reference import ham_step_reference, horst_step_reference
-
-if TYPE_CHECKING:
-    from horst.kernels.horst_step.triton import LaunchCache
+from horst.kernels.multi_tensor import LaunchCache
 
 __all__ = [
     "StepOptions",
@@ -24,15 +20,7 @@ __all__ = [
     "ham_step_reference",
     "horst_step",
     "horst_step_reference",
-    "new_launch_cache",
 ]
-
-
-def new_launch_cache() -> LaunchCache:
-    """An empty cache for the fused backend's tables; one for each list of tensors that is stepped."""
-    from horst.kernels.horst_step.triton import LaunchCache
-
-    return LaunchCache()
 
 
 def horst_step(
@@ -48,7 +36,7 @@ def horst_step(
 
     Args:
         grad_scale, found_inf: What ``torch.amp.GradScaler`` hands to an optimizer; for the fused backend alone.
-        cache: From :func:`new_launch_cache`, for the fused backend; without one its tables are made anew.
+        cache: For the fused backend, one for each list of tensors that is stepped; without it the tables are made anew.
 
     Example:
         >>> theta, g = torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])
@@ -58,7 +46,7 @@ def horst_step(
         tensor([ 0.5156, -1.7312])
     """
     if backend == "fused":
-        _fused(tensors, options, grad_scale, found_inf, cache or new_launch_cache())
+        _fused(tensors, options, grad_scale, found_inf, cache or LaunchCache())
         return
     if grad_scale is not None or found_inf is not None:
         raise RuntimeError(f"grad_scale and found_inf are for the fused backend, and {backend} was chosen.")

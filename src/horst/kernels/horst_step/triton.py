@@ -16,8 +16,6 @@ from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.multi_tensor import BLOCK, BLOCKS_PER_CHUNK, NUM_WARPS, LaunchCache, share_one_dense_layout
 from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, mix
 
-__all__ = ["LaunchCache", "horst_step_triton"]
-
 
 @triton.jit
 def _one_minus_exp(x, ACC: tl.constexpr):

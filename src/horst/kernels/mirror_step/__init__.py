@@ -1,0 +1,74 @@
+"""The mirror step alone, after another optimizer's step: along the displacement that step made.
+
+``reference.py`` holds the formula, this file the eager form, ``triton.py`` the fused one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from horst.kernels.backends import Backend
+from horst.kernels.cache_blocking import cache_sized_pieces
+from horst.kernels.mirror_step.reference import mirror_step_reference
+from horst.kernels.multi_tensor import LaunchCache
+
+__all__ = ["MirrorOptions", "mirror_step", "mirror_step_reference"]
+
+
+class MirrorOptions(NamedTuple):
+    """The numbers of a mirror step.
+
+    Attributes:
+        decay: The share of the weight that decoupled decay took in the step before (lr * weight_decay), 0 for none.
+        shrink: The exponent that does not depend on the direction (lr * beta).
+    """
+
+    alpha: float
+    decay: float | Tensor = 0.0
+    shrink: float | Tensor = 0.0
+    max_exponent: float | None = None
+
+
+def mirror_step(
+    params: list[Tensor],
+    before: list[Tensor],
+    options: MirrorOptions,
+    backend: Backend,
+    cache: LaunchCache | None = None,
+) -> None:
+    """Take the mirror step on ``params``, in place.
+
+    Args:
+        params: The weights after the optimizer's step.
+        before: The weights before it, with the layout and dtype of ``params``.
+        cache: For the fused backend; without one its tables are made anew.
+
+    Example:
+        >>> theta = torch.tensor([0.9, -1.1])
+        >>> mirror_step([theta], [torch.tensor([1.0, -1.0])], MirrorOptions(alpha=5.0), "for-loop")
+        >>> theta  # 0.9 * exp(-0.5) and -1.1 * exp(0.5)
+        tensor([ 0.5459, -1.8136])
+    """
+    if backend == "fused":
+        _fused(params, before, options, cache or LaunchCache())
+        return
+    alpha, decay, shrink, max_exponent = options
+    for param, old in zip(params, before, strict=True):
+        is_half = param.dtype in (torch.bfloat16, torch.float16)
+        for theta, theta_before in [(param.float(), old.float())] if is_half else cache_sized_pieces(param, old):
+            exponent = theta_before.mul(1 - decay).sub_(theta).mul_(theta.sign()).mul_(-alpha).sub_(shrink)
+            if max_exponent is not None:
+                exponent.clamp_(-max_exponent, max_exponent)
+            theta.mul_(exponent.exp_())
+            if is_half:
+                param.copy_(theta)
+
+
+@torch.compiler.disable
+def _fused(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
+    from horst.kernels.mirror_step.triton import mirror_step_triton
+
+    mirror_step_triton(params, before, options, cache)

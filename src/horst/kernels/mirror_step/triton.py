@@ -1,0 +1,108 @@
+"""The mirror step as one Triton launch over all tensors, in place: 12 bytes a float32 parameter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from horst.kernels.mirror_step import MirrorOptions
+from horst.kernels.multi_tensor import BLOCK, BLOCKS_PER_CHUNK, NUM_WARPS, LaunchCache, share_one_dense_layout
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest
+
+
+@triton.jit
+def _mirror_block(
+    theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent,
+    ACC: tl.constexpr, MASKED: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    mask = offsets < n if MASKED else None
+    theta = tl.load(theta_ptr + offsets, mask=mask).to(ACC)
+    old = tl.load(old_ptr + offsets, mask=mask).to(ACC)
+    u = (1 - decay) * old - theta
+    exponent = tl.where(theta < 0, alpha * u, -alpha * u) - shrink
+    if CLAMP:
+        exponent = tl.minimum(tl.maximum(exponent, -max_exponent), max_exponent)
+    tl.store(theta_ptr + offsets, cast_nearest(theta * tl.exp(exponent), theta_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _mirror_kernel(
+    table, old_table, chunks, decay_ptr, shrink_ptr,
+    alpha: tl.float64, decay: tl.float64, shrink: tl.float64, max_exponent: tl.float64,
+    THETA: tl.constexpr, OLD: tl.constexpr, ACC: tl.constexpr, CLAMP: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    chunk = program // BLOCKS_PER_CHUNK
+    tensor = tl.load(chunks + 2 * chunk)
+    block = tl.load(chunks + 2 * chunk + 1) + program % BLOCKS_PER_CHUNK
+    row = table + 3 * tensor  # theta, number of elements, position
+    n = tl.load(row + 1)
+    start = block.to(tl.int64) * BLOCK
+    if start >= n:
+        return
+    theta_ptr = tl.load(row).to(tl.pointer_type(THETA))
+    old_ptr = tl.load(old_table + tensor).to(tl.pointer_type(OLD))
+    if ALIGNED:
+        theta_ptr = tl.multiple_of(theta_ptr, 16)
+        old_ptr = tl.multiple_of(old_ptr, 16)
+    if decay_ptr is not None:
+        decay = tl.load(decay_ptr).to(ACC)
+    else:
+        decay = tl.full((), decay, ACC)
+    if shrink_ptr is not None:
+        shrink = tl.load(shrink_ptr).to(ACC)
+    else:
+        shrink = tl.full((), shrink, ACC)
+    alpha = tl.full((), alpha, ACC)
+    max_exponent = tl.full((), max_exponent, ACC)
+    offsets = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= n:
+        _mirror_block(theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, ACC, False, CLAMP)
+    else:
+        _mirror_block(theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, ACC, True, CLAMP)
+
+
+def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
+    """Take the mirror step on ``params``, in place: one launch for each device and combination of dtypes."""
+    staged: list[tuple[Tensor, Tensor]] = []
+    for i, (p, old) in enumerate(zip(params, before, strict=True)):
+        if share_one_dense_layout(p, old):
+            continue
+        if not staged:
+            params, before = list(params), list(before)
+        params[i], before[i] = p.contiguous(), old.contiguous()
+        staged.append((p, params[i]))
+
+    alpha, decay, shrink, max_exponent = options
+    for launch in cache.launches((params,), before):
+        device = launch.table.device
+        theta_dtype, old_dtype = launch.dtypes
+        acc = torch.float64 if theta_dtype is torch.float64 else torch.float32
+        with torch.cuda.device(device if device.type == "cuda" else -1):
+            _mirror_kernel[launch.grid](
+                launch.table,
+                launch.moving_table,
+                launch.chunks,
+                decay.to(device, acc) if isinstance(decay, Tensor) else None,
+                shrink.to(device, acc) if isinstance(shrink, Tensor) else None,
+                alpha,
+                0.0 if isinstance(decay, Tensor) else decay,
+                0.0 if isinstance(shrink, Tensor) else shrink,
+                math.inf if max_exponent is None else max_exponent,
+                THETA=TRITON_DTYPES[theta_dtype],
+                OLD=TRITON_DTYPES[old_dtype],
+                ACC=TRITON_DTYPES[acc],
+                CLAMP=max_exponent is not None,
+                ALIGNED=launch.aligned,
+                BLOCK=BLOCK,
+                BLOCKS_PER_CHUNK=BLOCKS_PER_CHUNK,
+                num_warps=NUM_WARPS,
+            )
+    for original, copy in staged:
+        if original is not copy:
+            original.copy_(copy)

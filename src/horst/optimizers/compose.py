@@ -1,0 +1,224 @@
+"""The mirror step after any torch optimizer (Section 4: composition as a design principle)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, optim
+from torch.optim import Optimizer
+from torch.optim.optimizer import StateDict
+
+from horst.kernels.backends import choose_backend
+from horst.kernels.mirror_step import MirrorOptions, mirror_step
+from horst.kernels.multi_tensor import LaunchCache
+from horst.optimizers.hyperparameters import check_number
+from horst.optimizers.mirrored_adam import MirroredAdam
+
+__all__ = ["Mirrored", "compose"]
+
+# torch's own optimizers that shrink the weight by lr * weight_decay apart from the gradient, and those that add
+# weight_decay * weight to the gradient. Adam, NAdam and RAdam carry a flag in their groups instead.
+_DECOUPLED = (optim.AdamW, optim.Muon, optim.Adafactor)
+_COUPLED = (optim.SGD, optim.ASGD, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.RMSprop)
+
+
+def compose(
+    base: Optimizer,
+    *,
+    alpha: float = 5.0,
+    beta: float = 0.0,
+    max_exponent: float | None = None,
+    decoupled_decay: bool | None = None,
+) -> Mirrored:
+    r"""Follow every step of ``base`` by an entropy-mirror step along the same direction.
+
+    With :math:`\theta_{k+1/2}` the weights after the base optimizer's step and :math:`u_k` that step without its decay,
+
+    .. math::
+        u_k &= (1 - \eta \lambda)\, \theta_k - \theta_{k+1/2} \\
+        \theta_{k+1} &= \theta_{k+1/2} \odot
+            \exp(-\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot u_k - \eta \beta)
+
+    where :math:`\eta, \lambda` are the group's ``lr`` and (if it is decoupled) ``weight_decay``, and
+    :math:`\alpha, \beta` are ``alpha``, ``beta``. ``compose(torch.optim.AdamW(...))`` equals :class:`horst.HORST` up to
+    rounding; HORST is faster and needs no copy.
+
+    Costs one copy of the mirrored parameters while the step runs, and one extra pass over them. Because the step is
+    recovered from the weights, float32 weights keep it to about four digits and half-precision weights lose most of it:
+    keep those in float32.
+
+    Args:
+        base: Any torch optimizer, used as it is: its groups, state and options stay its own.
+        alpha: Strength of the mirror step, for groups that do not bring their own ``alpha``. In the groups it is called
+            ``mirror_alpha`` (RMSprop has another ``alpha``) and can be scheduled there.
+        beta: Decay inside the mirror step, likewise ``mirror_beta``.
+        max_exponent: Clamps the mirror step's exponent. None: no limit.
+        decoupled_decay: Whether ``base`` applies ``weight_decay`` apart from the gradient. None: known for torch's own
+            optimizers, an error for others that decay.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = compose(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), alpha=5.0)
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        >>> model(torch.ones(3, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+    return Mirrored(base, alpha=alpha, beta=beta, max_exponent=max_exponent, decoupled_decay=decoupled_decay)
+
+
+class Mirrored(Optimizer):
+    """What :func:`compose` returns: an optimizer whose groups and state are those of ``base``.
+
+    Attributes:
+        base: The optimizer that was composed.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        alpha: float,
+        beta: float,
+        max_exponent: float | None,
+        decoupled_decay: bool | None,
+    ) -> None:
+        if not isinstance(base, Optimizer):
+            hint = "; make it first: compose(AdamW(model.parameters()))" if isinstance(base, type) else ""
+            raise TypeError(f"base must be a torch optimizer, got {base!r}{hint}.")
+        if isinstance(base, (MirroredAdam, Mirrored)):
+            raise TypeError(
+                f"{type(base).__name__} takes a mirror step already. Compose torch.optim.AdamW, or use HORST."
+            )
+        check_number("alpha", alpha, "use 0 for no mirror step")
+        check_number("beta", beta, "use 0 for none")
+        if max_exponent is not None:
+            check_number("max_exponent", max_exponent, "use None for no limit")
+        self.base = base
+        self._max_exponent = max_exponent
+        self._decoupled_decay = decoupled_decay
+        self._launches: dict[int, LaunchCache] = defaultdict(LaunchCache)
+        state, groups = base.state, base.param_groups
+        for group in groups:
+            self._decay(group)  # an unknown optimizer that decays is refused here, before anything has changed
+        # the base class starts from nothing and adds group by group, to `base` in the end
+        super().__init__(groups, {**base.defaults, "mirror_alpha": alpha, "mirror_beta": beta})
+        base.state = state
+
+    # What the base optimizer holds is the truth: it may replace either (load_state_dict does).
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of ``base``, each with ``mirror_alpha`` and ``mirror_beta``."""
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.base.param_groups = value
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of ``base``."""
+        return self.base.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.base.state = value
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to ``base``. ``alpha`` and ``beta`` in it are the mirror step's, unless ``base`` has its own."""
+        mirror = {}
+        for name in ("alpha", "beta"):
+            key = f"mirror_{name}"
+            own = param_group.get(name) if name not in self.base.defaults else None
+            mirror[key] = param_group.get(key, self.defaults[key] if own is None else own)
+            check_number(key, mirror[key], "use 0 for none")
+        self.base.add_param_group(param_group)
+        for name in ("alpha", "beta"):
+            if name not in self.base.defaults:
+                self.base.param_groups[-1].pop(name, None)
+        self.base.param_groups[-1].update(mirror)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, as ``base`` does it."""
+        self.base.zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state of this class or of ``base``'s; what the latter lacks keeps its current value."""
+        groups = state_dict["param_groups"]
+        if len(groups) == len(self.param_groups):  # else the base class says what is wrong
+            keys = ("mirror_alpha", "mirror_beta")
+            kept = [{k: g[k] for k in keys} for g in self.param_groups]
+            groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
+        super().load_state_dict({**state_dict, "param_groups": groups})
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("base", "defaults", "_max_exponent", "_decoupled_decay")
+        return {name: getattr(self, name) for name in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "base" in state:  # unpickled
+            self.__dict__.update(state)
+            super().__setstate__({})
+        else:  # load_state_dict: the base optimizer knows which of its options are missing
+            self.base.__setstate__(state)
+        self._launches = defaultdict(LaunchCache)
+
+    def _decay(self, group: dict[str, Any]) -> float | Tensor:
+        """The share of each weight that the base optimizer's step takes as decoupled decay."""
+        weight_decay = group.get("weight_decay", 0)
+        if not weight_decay:
+            return 0.0
+        decoupled = self._decoupled_decay
+        if decoupled is None:
+            decoupled = group.get("decoupled_weight_decay")
+        if decoupled is None:
+            name = type(self.base).__name__
+            if not isinstance(self.base, _DECOUPLED + _COUPLED):
+                raise ValueError(
+                    f"{name} has weight_decay={weight_decay}, and compose cannot tell whether it is applied to the "
+                    "weights (decoupled_decay=True, as in AdamW) or added to the gradient (decoupled_decay=False, as "
+                    "in SGD). Pass decoupled_decay."
+                )
+            decoupled = isinstance(self.base, _DECOUPLED)
+        return group["lr"] * weight_decay if decoupled else 0.0
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take the base optimizer's step, then the mirror step.
+
+        Args:
+            closure: Evaluates the model again and returns the loss; handed to the base optimizer.
+        """
+        work = []
+        for i, group in enumerate(self.param_groups):
+            if group["mirror_alpha"] != 0 or group["mirror_beta"] != 0:
+                # with a closure, gradients appear only now
+                params = [p for p in group["params"] if p.grad is not None or closure is not None]
+                before = [_local(p).clone(memory_format=torch.preserve_format) for p in params]
+                # read before the step, in case the optimizer schedules itself
+                shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
+                work.append((i, group, params, before, MirrorOptions(
+                    group["mirror_alpha"], self._decay(group), shrink, self._max_exponent
+                )))  # fmt: skip
+        loss = self.base.step() if closure is None else self.base.step(closure)
+        for i, group, params, before, options in work:
+            stepped = [(_local(p), old) for p, old in zip(params, before, strict=True) if p.grad is not None]
+            if not stepped:
+                continue
+            weights = [p for p, _ in stepped]
+            backend = choose_backend(weights, group.get("foreach"), None if not group.get("fused") else True)
+            mirror_step(weights, [old for _, old in stepped], options, backend, self._launches[i])
+        return loss
+
+
+def _local(param: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; the mirror step is elementwise."""
+    return param.to_local() if hasattr(type(param), "to_local") else param.detach()  # type: ignore[attr-defined]

@@ -1,0 +1,52 @@
+"""Checks of hyperparameters: each error says what was given, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from torch import Tensor
+
+
+def check_adam_hyperparameters(group: dict[str, Any]) -> None:
+    """Refuse what cannot be meant, saying what was given, what is allowed and what to do."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}.")
+        if lr.device.type == "cpu" and not 0.0 <= float(lr) < math.inf:
+            raise ValueError(f"lr must be a number of at least 0, got {float(lr)}.")
+    else:
+        check_number("lr", lr, "1e-3 is AdamW's default")
+    check_number("eps", group["eps"], "1e-8 is AdamW's default")
+    check_number("weight_decay", group["weight_decay"], "use 0 for no decay")
+    check_number("alpha", group["alpha"], "use 0 for plain AdamW")
+    check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise TypeError(f"betas must be a pair of numbers such as (0.9, 0.999), got {betas!r}.")
+    for i, b in enumerate(betas):
+        if isinstance(b, bool) or not isinstance(b, numbers.Real) or not 0.0 <= float(b) < 1.0:
+            raise ValueError(f"betas[{i}] must lie in [0, 1), got {b!r}.")
+    limit = group["max_exponent"]
+    if limit is not None:
+        check_number("max_exponent", limit, "use None for no limit")
+        if limit == 0:
+            raise ValueError("max_exponent must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
+    for name in ("foreach", "fused"):
+        if group[name] is not None and not isinstance(group[name], bool):
+            raise TypeError(f"{name} must be True, False or None (choose by what is there), got {group[name]!r}.")
+    for name in ("maximize", "capturable", "stochastic_rounding"):
+        if not isinstance(group[name], bool):
+            raise TypeError(f"{name} must be True or False, got {group[name]!r}.")
+    if group["foreach"] and group["fused"]:
+        raise ValueError("foreach=True and fused=True clash: they name two backends. Set one of them to None.")
+
+
+def check_number(name: str, value: object, hint: str) -> None:
+    """Refuse what is not a finite number of at least 0; ``hint`` says what to do."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number of at least 0, got {value!r}; {hint}.")
+    if not 0.0 <= float(value) < math.inf:  # this form refuses NaN too
+        raise ValueError(f"{name} must be a number of at least 0, got {value}; {hint}.")

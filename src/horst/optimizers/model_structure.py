@@ -1,0 +1,100 @@
+"""What a model's parameters are for, read off its modules: pure functions of the model."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from torch import Tensor, nn
+
+__all__ = ["Kind", "block_prefixes", "clean_name", "parameter_kinds"]
+
+Kind = Literal["matrix", "embedding", "position", "head", "norm", "bias", "vector"]
+
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_POSITION = re.compile(
+    r"(^|\.)(wpe|pos|pos_\w*|posemb\w*|\w*position\w*|(cls|dist|reg|mask|class)_(token|embedding|emb))(\.|$)"
+)
+_HEAD = re.compile(r"(^|\.)(lm_head|head|head_dist|classifier|score|out_proj_head|embed_out|output_projection)(\.|$)")
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the prefixes of DDP, ``torch.compile`` and activation checkpointing.
+
+    Example:
+        >>> clean_name("module._orig_mod.blocks.0.fc.weight")
+        'blocks.0.fc.weight'
+    """
+    for wrapper in _WRAPPERS:
+        while name.startswith(wrapper):
+            name = name[len(wrapper) :]
+        name = name.replace("." + wrapper, ".")
+    return name
+
+
+def block_prefixes(model: nn.Module) -> list[str]:
+    """The name prefixes of a model's repeated blocks, as ``named_modules`` spells them.
+
+    Blocks are the items of a ``ModuleList`` or ``Sequential`` that are all of one class and have submodules of their
+    own: ``blocks.`` in timm, ``transformer.h.`` in Hugging Face's GPT-2, ``encoder.layer.`` in BERT.
+
+    Example:
+        >>> layer = lambda: nn.TransformerEncoderLayer(8, 2)
+        >>> block_prefixes(nn.ModuleDict({"embed": nn.Embedding(5, 8), "blocks": nn.ModuleList([layer(), layer()])}))
+        ['blocks.']
+    """
+    prefixes = []
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module):
+            items = list(module.children())
+            if len({type(item) for item in items}) == 1 and any(True for _ in items[0].children()):
+                prefixes.append(f"{name}." if name else "")
+    return prefixes
+
+
+def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
+    """What each parameter is, by its name in ``named_parameters`` (a tied one appears once, under its first name).
+
+    - ``norm``, ``bias``, ``vector``: parameters of norm layers, those called bias, other tensors of one dimension.
+    - ``embedding``: the table of an embedding layer, also where it is tied to the head.
+    - ``position``: position embeddings and special tokens (class token and the like).
+    - ``head``: the output layer, where it is not tied.
+    - ``matrix``: every other tensor of two or more dimensions.
+
+    Example:
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(5, 8), "fc": nn.Linear(8, 8), "head": nn.Linear(8, 5)})
+        >>> parameter_kinds(model)["head.weight"]
+        'head'
+    """
+    kinds = {}
+    embedding_tables = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.EmbeddingBag | nn.Embedding) or type(module).__name__.endswith("Embedding")
+        if isinstance(getattr(module, "weight", None), Tensor)
+    }
+    in_norm = {
+        id(p)
+        for module in model.modules()
+        if "norm" in type(module).__name__.lower()
+        for p in module.parameters(recurse=False)
+    }
+    for raw_name, p in model.named_parameters():
+        name = clean_name(raw_name)
+        kind: Kind
+        if id(p) in in_norm:
+            kind = "norm"
+        elif name.endswith("bias"):
+            kind = "bias"
+        elif _POSITION.search(name):
+            kind = "position"
+        elif p.ndim < 2:
+            kind = "vector"
+        elif id(p) in embedding_tables:
+            kind = "embedding"
+        elif _HEAD.search(name):
+            kind = "head"
+        else:
+            kind = "matrix"
+        kinds[raw_name] = kind
+    return kinds

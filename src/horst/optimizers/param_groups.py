@@ -1,0 +1,174 @@
+"""Which tensors get weight decay, which get the mirror step: pure functions of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from horst.optimizers.hyperparameters import check_number
+from horst.optimizers.model_structure import Kind, block_prefixes, clean_name, parameter_kinds
+
+__all__ = ["ParamGroups", "ParamRow", "param_groups"]
+
+Mirror = Literal["matrices", "blocks", "all"]
+_KINDS: tuple[str, ...] = get_args(Kind)
+_NEVER_DECAYED = ("norm", "bias", "vector")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamRow:
+    """One line of the table: what a parameter is, and what it gets."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    decay: bool
+    mirror: bool
+
+
+class ParamGroups(list[dict[str, Any]]):
+    """Groups for an optimizer, and the table that explains them: ``print(groups.table())``."""
+
+    def __init__(self, groups: list[dict[str, Any]], rows: list[ParamRow]) -> None:
+        super().__init__(groups)
+        self.rows = rows
+
+    def table(self, every_tensor: bool = False) -> str:
+        """What gets decay and the mirror step, by kind or tensor by tensor.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+            >>> print(param_groups(model, weight_decay=0.1, alpha=5.0).table())
+            kind    decay  mirror  tensors  parameters
+            matrix  yes    yes           2          48
+            norm    -      -             2          16
+            bias    -      -             2          10
+        """
+        if every_tensor:
+            lines = [
+                (r.name, r.kind, _yes(r.decay), _yes(r.mirror), "x".join(map(str, r.shape)) or "scalar")
+                for r in self.rows
+            ]
+            return _align([("name", "kind", "decay", "mirror", "shape"), *lines])
+        counts: dict[tuple[str, bool, bool], list[int]] = {}
+        for r in self.rows:
+            entry = counts.setdefault((r.kind, r.decay, r.mirror), [0, 0])
+            entry[0] += 1
+            entry[1] += math.prod(r.shape)
+        order = sorted(counts.items(), key=lambda item: (_KINDS.index(item[0][0]), item[0]))
+        body = [(k, _yes(d), _yes(m), f"{n:,}", f"{total:,}") for (k, d, m), (n, total) in order]
+        return _align([("kind", "decay", "mirror", "tensors", "parameters"), *body], right=("tensors", "parameters"))
+
+
+def param_groups(
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    alpha: float,
+    beta: float = 0.0,
+    mirror: Mirror = "matrices",
+    no_decay: Collection[str] = ("embedding", "position"),
+    no_mirror: Collection[str] = (),
+) -> ParamGroups:
+    """Groups for :class:`horst.HORST` (or any optimizer under :func:`horst.compose`) by what each parameter is for.
+
+    Kinds are those of :func:`horst.optimizers.model_structure.parameter_kinds`: matrix, embedding, position (class
+    token included), head, norm, bias, vector.
+
+    - Decay: matrices and an untied head. Never norms, biases and vectors; not embeddings and positions, as in the
+      paper's language code (``no_decay``).
+    - Mirror step: ``"matrices"`` is every tensor of two or more dimensions, embeddings, positions and head among them:
+      the rule of HAM's public code, and the default since the paper names none. ``"blocks"`` is the matrices inside the
+      repeated blocks alone, which are what gets pruned. ``"all"`` takes norms, biases and vectors too: Algorithm 2 to
+      the letter.
+
+    Frozen parameters are left out, tied ones appear once.
+
+    Args:
+        weight_decay, alpha, beta: The values for the parameters that get them; the others get 0.
+        mirror: Which tensors get the mirror step.
+        no_decay: Kinds, or patterns of names (``"*.q_proj.*"``), that get no decay after all.
+        no_mirror: Kinds or patterns that get no mirror step after all, e.g. ``("embedding", "head")``.
+
+    Example:
+        >>> from horst import HORST
+        >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
+        >>> groups = param_groups(model, weight_decay=0.1, alpha=5.0, no_mirror=["embedding"])
+        >>> optimizer = HORST(groups, lr=1e-3)
+        >>> [(len(g["params"]), g["weight_decay"], g["alpha"]) for g in groups]
+        [(1, 0.1, 5.0), (2, 0.0, 0.0)]
+    """
+    check_number("weight_decay", weight_decay, "use 0 for no decay")
+    check_number("alpha", alpha, "use 0 for no mirror step")
+    check_number("beta", beta, "use 0 for none")
+    if mirror not in get_args(Mirror):
+        raise ValueError(f"mirror must be one of {', '.join(map(repr, get_args(Mirror)))}, got {mirror!r}.")
+    for argument, rules in (("no_decay", no_decay), ("no_mirror", no_mirror)):
+        if isinstance(rules, str):
+            raise TypeError(f"{argument} is a list of kinds or patterns: write [{rules!r}], not {rules!r}.")
+    blocks = block_prefixes(model)
+    if mirror == "blocks" and not blocks:
+        raise ValueError(
+            f"mirror='blocks' found no repeated blocks in {type(model).__name__} (items of one class in a ModuleList "
+            "or Sequential). Use mirror='matrices', with no_mirror for what to leave out."
+        )
+    kinds = parameter_kinds(model)
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not params:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter: each has requires_grad=False.")
+    for argument, rules in (("no_decay", no_decay), ("no_mirror", no_mirror)):
+        for rule in rules:
+            if rule not in _KINDS and not any(fnmatchcase(clean_name(name), rule) for name in params):
+                raise ValueError(
+                    f"{argument} has {rule!r}, which is no kind ({', '.join(_KINDS)}) and matches no parameter's name. "
+                    f"Names look like: {', '.join(list(params)[:4])}."
+                )
+
+    rows = []
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for raw_name, p in params.items():
+        name, kind = clean_name(raw_name), kinds[raw_name]
+        decays = kind not in _NEVER_DECAYED and not _applies(no_decay, name, kind)
+        if mirror == "blocks":
+            mirrors = kind == "matrix" and any(raw_name.startswith(prefix) for prefix in blocks)
+        else:
+            mirrors = mirror == "all" or kind not in _NEVER_DECAYED
+        mirrors = mirrors and not _applies(no_mirror, name, kind)
+        rows.append(ParamRow(name, tuple(p.shape), kind, decays, mirrors))
+        group = groups.setdefault(
+            (decays, mirrors),
+            {
+                "params": [],
+                "weight_decay": weight_decay if decays else 0.0,
+                "alpha": alpha if mirrors else 0.0,
+                "beta": beta if mirrors else 0.0,
+            },
+        )
+        group["params"].append(p)
+    ordered = sorted(groups.items(), key=lambda item: item[0], reverse=True)
+    return ParamGroups([group for _, group in ordered], rows)
+
+
+def _applies(rules: Collection[str], name: str, kind: str) -> bool:
+    return any(rule == kind or fnmatchcase(name, rule) for rule in rules)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "-"
+
+
+def _align(rows: list[tuple[str, ...]], right: tuple[str, ...] = ()) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    titles = rows[0]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if title in right else cell.ljust(w)
+            for cell, w, title in zip(row, widths, titles, strict=True)
+        ).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,169 @@
+"""compose: the mirror step after any optimizer."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from horst import HORST, compose
+from horst.kernels.mirror_step import mirror_step_reference
+
+
+def params_like(shapes, dtype=torch.float64):
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(s, dtype=dtype) * 0.1) for s in shapes]
+
+
+def give_gradients(*lists, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    for column in zip(*lists, strict=True):
+        grad = torch.randn(column[0].shape, generator=generator, dtype=torch.float64)
+        for p in column:
+            p.grad = grad.to(p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("adamw", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_composed_adamw_equals_horst_to_rounding(dtype, adamw):
+    shapes = [(20, 30), (7,)]
+    a, b = params_like(shapes, dtype), params_like(shapes, dtype)
+    base = torch.optim.AdamW(b, lr=1e-2, weight_decay=0.2, **adamw)
+    if adamw.get("fused"):
+        base.param_groups[0]["fused"] = True
+    one, two = HORST(a, lr=1e-2, weight_decay=0.2, alpha=5.0, beta=0.3), compose(base, alpha=5.0, beta=0.3)
+    for k in range(20):
+        give_gradients(a, b, seed=k)
+        one.step()
+        two.step()
+    tolerance = {"rtol": 1e-10, "atol": 1e-13} if dtype is torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q, **tolerance)
+
+
+BASES = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "muon": lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.02, weight_decay=0.1),
+    "adam_coupled": lambda p: torch.optim.Adam(p, lr=0.02, weight_decay=0.1),
+    "nadam_decoupled": lambda p: torch.optim.NAdam(p, lr=0.02, weight_decay=0.1, decoupled_weight_decay=True),
+    "rprop": lambda p: torch.optim.Rprop(p),
+}
+DECOUPLED = ("muon", "adafactor", "nadam_decoupled")
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_goes_along_the_base_optimizers_own_step(name):
+    """The definition, with the base optimizer run beside it: u is its displacement without decoupled decay."""
+    shapes = [(12, 9), (9, 9)]
+    a, b = params_like(shapes, torch.float32), params_like(shapes, torch.float32)
+    composed, base = compose(BASES[name](a), alpha=5.0, beta=0.5), BASES[name](b)
+    for k in range(4):
+        give_gradients(a, b, seed=k)
+        before = [p.detach().clone() for p in b]
+        composed.step()
+        base.step()
+        lr = base.param_groups[0]["lr"]
+        decay = base.param_groups[0].get("weight_decay", 0.0) if name in DECOUPLED else 0.0
+        for p, q, old in zip(a, b, before, strict=True):
+            expected = mirror_step_reference(
+                q.detach().double(), old.double(), lr=lr, weight_decay=decay, alpha=5.0, beta=0.5
+            )
+            torch.testing.assert_close(p.detach().double(), expected, rtol=2e-5, atol=1e-7)
+            with torch.no_grad():
+                q.copy_(p)  # both go on from the same weights
+
+
+def test_a_third_party_optimizer_that_decays_must_be_explained():
+    class Mystery(torch.optim.Optimizer):
+        def __init__(self, params, lr=0.1, weight_decay=0.0):
+            super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * p.grad)
+
+    params = params_like([(5,)])
+    base = Mystery(params, weight_decay=0.1)
+    groups = copy.deepcopy(base.param_groups)
+    with pytest.raises(ValueError, match="decoupled_decay=True"):
+        compose(base)
+    assert set(base.param_groups[0]) == set(groups[0])  # nothing half-changed
+    composed = compose(base, decoupled_decay=True)
+    old = params[0].detach().clone()
+    give_gradients(params)
+    composed.step()
+    half = old * (1 - 0.01) - 0.1 * params[0].grad
+    expected = mirror_step_reference(half, old, lr=0.1, weight_decay=0.1, alpha=5.0, beta=0.0)
+    torch.testing.assert_close(params[0].detach(), expected)
+    compose(Mystery(params_like([(5,)])))  # without decay there is nothing to explain
+
+
+def test_groups_bring_their_own_alpha():
+    a, b = params_like([(4,), (4,)])
+    composed = compose(torch.optim.AdamW([{"params": [a], "alpha": 0.0}, {"params": [b]}]), alpha=3.0)
+    assert [g["mirror_alpha"] for g in composed.param_groups] == [0.0, 3.0]
+    (c,) = params_like([(4,)])
+    composed.add_param_group({"params": [c], "alpha": 1.0, "lr": 0.5})
+    assert composed.base.param_groups[2]["mirror_alpha"] == 1.0
+    assert composed.base.param_groups[2]["lr"] == 0.5
+
+
+def test_rmsprop_keeps_its_own_alpha():
+    composed = compose(torch.optim.RMSprop(params_like([(4,)]), alpha=0.9), alpha=3.0)
+    assert composed.param_groups[0]["alpha"] == 0.9
+    assert composed.param_groups[0]["mirror_alpha"] == 3.0
+
+
+def test_alpha_zero_leaves_the_base_optimizer():
+    a, b = params_like([(6, 3)]), params_like([(6, 3)])
+    composed, base = compose(torch.optim.SGD(a, lr=0.1), alpha=0.0), torch.optim.SGD(b, lr=0.1)
+    give_gradients(a, b)
+    composed.step()
+    base.step()
+    assert torch.equal(a[0], b[0])
+
+
+def test_a_started_optimizer_keeps_its_state():
+    a, b = params_like([(6, 3)]), params_like([(6, 3)])
+    started, plain = torch.optim.SGD(a, lr=0.1, momentum=0.9), torch.optim.SGD(b, lr=0.1, momentum=0.9)
+    for o in (started, plain):
+        give_gradients(a, b)
+        o.step()
+    composed = compose(started, alpha=0.0)
+    give_gradients(a, b, seed=2)
+    composed.step()
+    plain.step()
+    assert torch.equal(a[0], b[0])
+
+
+def test_a_state_dict_of_the_base_optimizer_loads():
+    params = params_like([(6, 3)])
+    base = torch.optim.AdamW(params, lr=0.1)
+    give_gradients(params)
+    base.step()
+    state = copy.deepcopy(base.state_dict())
+    composed = compose(torch.optim.AdamW(params_like([(6, 3)])), alpha=3.0)
+    composed.load_state_dict(state)
+    assert composed.param_groups[0]["mirror_alpha"] == 3.0
+    assert composed.param_groups[0]["lr"] == 0.1
+    assert composed.param_groups is composed.base.param_groups
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "text"),
+    [
+        (torch.optim.AdamW, {}, "make it first"),
+        ("adamw", {}, "must be a torch optimizer"),
+        (lambda: HORST(params_like([(3,)])), {}, "takes a mirror step already"),
+        (lambda: torch.optim.SGD(params_like([(3,)])), {"alpha": (5.0, 1.0)}, "alpha"),
+        (lambda: torch.optim.SGD(params_like([(3,)])), {"max_exponent": "5"}, "max_exponent"),
+    ],
+)
+def test_bad_input_is_refused(base, options, text):
+    if callable(base) and not isinstance(base, type):
+        base = base()
+    with pytest.raises(TypeError, match=text):
+        compose(base, **options)

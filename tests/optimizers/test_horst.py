@@ -1,0 +1,227 @@
+"""HORST and HAM as drop-ins for torch.optim.AdamW."""
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from horst import HAM, HORST
+from horst.kernels.cache_blocking import PIECE
+
+
+def params_like(shapes, dtype=torch.float32, device="cpu"):
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(s, dtype=dtype, device=device) * 0.1) for s in shapes]
+
+
+def step_together(optimizers, steps, seed=1):
+    """The same gradients for all, some missing at some steps."""
+    generator = torch.Generator().manual_seed(seed)
+    for k in range(steps):
+        columns = zip(*([p for g in o.param_groups for p in g["params"]] for o in optimizers), strict=True)
+        for i, column in enumerate(columns):
+            grad = torch.randn(column[0].shape, generator=generator, dtype=torch.float64)
+            for p in column:
+                p.grad = None if (k + i) % 5 == 4 else grad.to(p)
+        for o in optimizers:
+            o.step()
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["for-loop", "foreach"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cls", [HORST, HAM])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.0, "maximize": True}, {"betas": (0.8, 0.95), "eps": 1e-6}])
+def test_alpha_zero_is_adamw_bit_for_bit(foreach, dtype, cls, options):
+    shapes = [(17, 33), (5,), (), (PIECE + 3,), (2, 3, 4)]
+    a, b = params_like(shapes, dtype), params_like(shapes, dtype)
+    ours = cls(a, lr=1e-2, alpha=0.0, beta=0.0, foreach=foreach, **options)
+    adamw = torch.optim.AdamW(b, lr=1e-2, foreach=foreach, **{"weight_decay": 1e-2, **options})
+    step_together([ours, adamw], 110)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=0)
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(ours.state[p][key], adamw.state[q][key], rtol=0, atol=0)
+
+
+def test_fused_alpha_zero_is_adamw_within_rounding(device):
+    shapes = [(17, 33), (5,), (3000,)]
+    a, b = params_like(shapes, device=device), params_like(shapes, device=device)
+    step_together([HORST(a, lr=1e-2, alpha=0.0, fused=True), torch.optim.AdamW(b, lr=1e-2)], 110)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_adamw_state_dict_loads_into_horst_and_back(fused, device):
+    shapes = [(9, 4), (4,)]
+    a, b = params_like(shapes, device=device), params_like(shapes, device=device)
+    adamw = torch.optim.AdamW(a, lr=1e-2, weight_decay=0.3, betas=(0.8, 0.9))
+    step_together([adamw], 4)
+    with torch.no_grad():
+        for p, q in zip(a, b, strict=True):
+            q.copy_(p)
+    ours = HORST(b, lr=1.0, alpha=0.0, beta=0.0, fused=fused or None)
+    ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    assert ours.param_groups[0]["lr"] == 1e-2
+    assert ours.param_groups[0]["alpha"] == 0.0  # AdamW's has none, so ours stays
+    if fused:
+        ours.param_groups[0]["fused"] = True  # AdamW's False or None came with its groups
+    step_together([adamw, ours], 4, seed=2)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+    adamw.load_state_dict(copy.deepcopy(ours.state_dict()))
+    step_together([adamw, ours], 4, seed=3)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+def test_old_checkpoints_without_an_option_load():
+    (p,) = params_like([(3,)])
+    optimizer = HORST([p], alpha=7.0)
+    state = optimizer.state_dict()
+    for key in ("max_exponent", "stochastic_rounding", "alpha"):
+        del state["param_groups"][0][key]
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["alpha"] == 7.0
+    assert optimizer.param_groups[0]["max_exponent"] is None
+
+
+def test_amsgrad_state_is_refused():
+    (p,) = params_like([(3,)])
+    state = torch.optim.AdamW([p], amsgrad=True).state_dict()
+    with pytest.raises(ValueError, match="amsgrad"):
+        HORST([p]).load_state_dict(state)
+
+
+def test_alpha_and_beta_can_be_scheduled():
+    (a,), (b,) = params_like([(50,)]), params_like([(50,)])
+    one, two = HORST([a], lr=1e-2, alpha=1.0), HORST([b], lr=1e-2, alpha=5.0, beta=0.5)
+    step_together([one, two], 1)
+    assert not torch.equal(a, b)
+    (a,), (b,) = params_like([(50,)]), params_like([(50,)])
+    one, two = HORST([a], lr=1e-2, alpha=1.0), HORST([b], lr=1e-2, alpha=5.0, beta=0.5)
+    one.param_groups[0].update(alpha=5.0, beta=0.5)
+    step_together([one, two], 1)
+    assert torch.equal(a, b)
+
+
+def test_ham_leaves_vectors_to_adamw():
+    shapes = [(4, 5), (6,), ()]
+    a, b = params_like(shapes), params_like(shapes)
+    step_together([HAM(a, lr=1e-2), torch.optim.AdamW(b, lr=1e-2)], 3)
+    assert not torch.allclose(a[0], b[0])
+    assert torch.equal(a[1], b[1])
+    assert torch.equal(a[2], b[2])
+
+
+def test_ham_exponent_is_clamped_as_in_its_authors_code():
+    p = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+    p.grad = torch.full((2, 2), 1e9, dtype=torch.float64)
+    HAM([p], lr=1e-3, weight_decay=0.0).step()
+    torch.testing.assert_close(p.detach(), torch.full((2, 2), (1 - 1e-3) * math.exp(-5.0), dtype=torch.float64))
+
+
+def test_the_mirror_step_applies_to_vectors_too_in_horst():
+    (a,), (b,) = params_like([(6,)]), params_like([(6,)])
+    step_together([HORST([a], lr=1e-2), HORST([b], lr=1e-2, alpha=0.0)], 2)
+    assert not torch.allclose(a, b)
+
+
+def test_unstable_alpha_warns_once():
+    (p,) = params_like([(3,)])
+    optimizer = HORST([p], lr=5e-3, alpha=200.0)
+    p.grad = torch.ones_like(p)
+    with pytest.warns(UserWarning, match=r"alpha \* lr is 1.*max_exponent"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+
+
+BAD = [
+    ({"alpha": -1.0}, ValueError, r"alpha must be a number of at least 0, got -1.0; use 0 for plain AdamW"),
+    ({"alpha": math.nan}, ValueError, "alpha must be a number of at least 0, got nan"),
+    ({"alpha": math.inf}, ValueError, "alpha"),
+    ({"alpha": (0.9, 0.999)}, TypeError, r"alpha must be a number of at least 0, got \(0.9, 0.999\)"),
+    ({"alpha": "5"}, TypeError, "alpha"),
+    ({"alpha": True}, TypeError, "alpha"),
+    ({"beta": -1e-3}, ValueError, "beta must be.*betas"),
+    ({"beta": (0.9, 0.999)}, TypeError, "the argument is betas"),
+    ({"lr": -1.0}, ValueError, "lr"),
+    ({"lr": math.nan}, ValueError, "lr"),
+    ({"lr": torch.tensor([1e-3, 1e-3])}, ValueError, "one element"),
+    ({"lr": torch.tensor(-1.0)}, ValueError, "lr"),
+    ({"betas": 0.9}, TypeError, "pair"),
+    ({"betas": (0.9,)}, TypeError, "pair"),
+    ({"betas": (0.9, 1.0)}, ValueError, r"betas\[1\] must lie in \[0, 1\), got 1.0"),
+    ({"betas": (math.nan, 0.9)}, ValueError, r"betas\[0\]"),
+    ({"eps": -1e-8}, ValueError, "eps"),
+    ({"weight_decay": -0.1}, ValueError, "weight_decay"),
+    ({"max_exponent": 0.0}, ValueError, "max_exponent must be above 0"),
+    ({"max_exponent": "5"}, TypeError, "max_exponent"),
+    ({"foreach": True, "fused": True}, ValueError, "foreach=True and fused=True clash"),
+    ({"foreach": 1}, TypeError, "foreach"),
+    ({"capturable": None}, TypeError, "capturable"),
+    ({"stochastic_rounding": "yes"}, TypeError, "stochastic_rounding"),
+    ({"maximize": 1}, TypeError, "maximize"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "text"), BAD, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize("cls", [HORST, HAM])
+def test_bad_options_say_what_is_wrong(cls, options, error, text):
+    with pytest.raises(error, match=text):
+        cls(params_like([(3,)]), **options)
+
+
+def test_a_bad_group_changes_nothing():
+    a, b = params_like([(3,), (4,)])
+    optimizer = HORST([a])
+    with pytest.raises(TypeError, match="alpha"):
+        optimizer.add_param_group({"params": [b], "alpha": "5"})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [b], "alpha": 1.0})
+    assert optimizer.param_groups[1]["alpha"] == 1.0
+
+
+def test_parameters_may_be_given_as_an_iterator():
+    model = nn.Linear(2, 2)
+    assert len(HORST(model.parameters()).param_groups[0]["params"]) == 2
+    assert len(HORST([{"params": iter(model.parameters())}]).param_groups[0]["params"]) == 2
+    assert len(HORST([{"params": model.weight}]).param_groups[0]["params"]) == 1
+
+
+def test_fused_on_a_cpu_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match=r"fused=True was asked for, but .*cpu.*fused=None"):
+        HORST(params_like([(3,)]), fused=True)
+    optimizer = HORST(params_like([(3,)]))  # None chooses
+    assert not optimizer._step_supports_amp_scaling
+
+
+def test_lr_may_be_a_tensor_that_a_scheduler_changes():
+    (p,), (q,) = params_like([(30,)]), params_like([(30,)])
+    one, two = HORST([p], lr=torch.tensor(1e-2)), HORST([q], lr=1e-2)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (one, two)]
+    for k in range(3):
+        step_together([one, two], 1, seed=k)
+        for s in schedules:
+            s.step()
+    torch.testing.assert_close(p, q)
+    assert isinstance(one.param_groups[0]["lr"], torch.Tensor)
+
+
+def test_half_precision_matches_float32_master_arithmetic(device):
+    """One step in bfloat16 equals the float32 step on the same numbers, rounded once."""
+    shapes = [(40, 8)]
+    low, high = params_like(shapes, torch.bfloat16, device), params_like(shapes, torch.bfloat16, device)
+    high = [nn.Parameter(p.detach().float()) for p in high]
+    for optimizer_low, optimizer_high in ((HORST(low, lr=1e-2), HORST(high, lr=1e-2)),):
+        low[0].grad = torch.randn(40, 8, device=device).bfloat16()
+        high[0].grad = low[0].grad.float()
+        optimizer_low.step()
+        optimizer_high.step()
+    torch.testing.assert_close(low[0].detach(), high[0].detach().bfloat16(), rtol=0, atol=0)

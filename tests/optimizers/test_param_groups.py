@@ -1,0 +1,147 @@
+"""param_groups on real models: which tensors get decay and the mirror step."""
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import nn
+
+from horst import HORST, param_groups
+from horst.optimizers.model_structure import parameter_kinds
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=50, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=50, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def deit():
+    return timm.create_model("deit_tiny_patch16_224", num_classes=10, depth=2)
+
+
+def kinds_of(model):
+    by_kind = {}
+    for name, kind in parameter_kinds(model).items():
+        by_kind.setdefault(kind, set()).add(name)
+    return by_kind
+
+
+def test_kinds_of_gpt2(gpt2):
+    kinds = kinds_of(gpt2)
+    assert kinds["embedding"] == {"transformer.wte.weight"}  # tied to the head: an embedding first of all
+    assert kinds["position"] == {"transformer.wpe.weight"}
+    assert "head" not in kinds
+    assert len(kinds["matrix"]) == 2 * 4
+    assert kinds["norm"] == {n for n, _ in gpt2.named_parameters() if ".ln_" in n}
+
+
+def test_kinds_of_llama(llama):
+    kinds = kinds_of(llama)
+    assert kinds["embedding"] == {"model.embed_tokens.weight"}
+    assert kinds["head"] == {"lm_head.weight"}
+    assert len(kinds["matrix"]) == 2 * 7
+    assert kinds["norm"] == {n for n, _ in llama.named_parameters() if "norm" in n}
+
+
+def test_kinds_of_deit(deit):
+    kinds = kinds_of(deit)
+    assert kinds["position"] == {"cls_token", "pos_embed"}
+    assert kinds["head"] == {"head.weight"}
+    assert kinds["matrix"] == {"patch_embed.proj.weight"} | {
+        f"blocks.{i}.{layer}.weight" for i in range(2) for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    }
+
+
+@pytest.mark.parametrize("mirror", ["matrices", "blocks", "all"])
+def test_every_trainable_parameter_is_in_one_group(gpt2, llama, deit, mirror):
+    for model in (gpt2, llama, deit):
+        groups = param_groups(model, weight_decay=0.1, alpha=5.0, mirror=mirror)
+        ids = [id(p) for g in groups for p in g["params"]]
+        assert sorted(ids) == sorted(id(p) for p in model.parameters())
+        HORST(groups)  # an optimizer takes them
+
+
+def rule(model, **options):
+    rows = param_groups(model, weight_decay=0.1, alpha=5.0, **options).rows
+    return {r.name for r in rows if r.decay}, {r.name for r in rows if r.mirror}
+
+
+def test_default_mirrors_tensors_of_two_or_more_dimensions(gpt2, deit):
+    for model in (gpt2, deit):
+        _, mirrored = rule(model)
+        assert mirrored == {n for n, p in model.named_parameters() if p.ndim >= 2}
+
+
+def test_default_decay_is_the_papers_language_code(gpt2):
+    decayed, _ = rule(gpt2)
+    assert decayed == {n for n, p in gpt2.named_parameters() if ".h." in n and p.ndim == 2}
+
+
+def test_blocks_and_all(gpt2, llama):
+    _, mirrored = rule(gpt2, mirror="blocks")
+    assert mirrored == {n for n, p in gpt2.named_parameters() if ".h." in n and p.ndim == 2}
+    _, mirrored = rule(llama, mirror="all")
+    assert mirrored == {n for n, _ in llama.named_parameters()}
+
+
+def test_exclusions_by_kind_and_by_pattern(llama):
+    decayed, mirrored = rule(llama, no_decay=["*.q_proj.*"], no_mirror=["embedding", "head"])
+    assert "model.embed_tokens.weight" in decayed
+    assert not any("q_proj" in n for n in decayed)
+    assert "model.embed_tokens.weight" not in mirrored
+    assert "lm_head.weight" not in mirrored
+    assert "model.layers.0.self_attn.q_proj.weight" in mirrored
+
+
+def test_frozen_parameters_are_left_out():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[0].weight.requires_grad_(False)
+    rows = param_groups(model, weight_decay=0.1, alpha=5.0).rows
+    assert [r.name for r in rows] == ["0.bias", "1.weight", "1.bias"]
+
+
+def test_a_compiled_model_gets_the_same_groups(deit):
+    plain = param_groups(deit, weight_decay=0.1, alpha=5.0, mirror="blocks").rows
+    compiled = param_groups(torch.compile(deit), weight_decay=0.1, alpha=5.0, mirror="blocks").rows
+    assert compiled == plain
+
+
+def test_the_table_counts_every_parameter(deit):
+    groups = param_groups(deit, weight_decay=0.1, alpha=5.0)
+    total = sum(int(line.split()[-1].replace(",", "")) for line in groups.table().splitlines()[1:])
+    assert total == sum(p.numel() for p in deit.parameters())
+    assert len(groups.table(every_tensor=True).splitlines()) == 1 + len(list(deit.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"mirror": "matrix"}, ValueError, "'matrices', 'blocks', 'all', got 'matrix'"),
+        ({"mirror": "blocks"}, ValueError, "no repeated blocks"),
+        ({"no_decay": "embedding"}, TypeError, r"write \['embedding'\]"),
+        ({"no_mirror": ["heads"]}, ValueError, "'heads', which is no kind"),
+        ({"alpha": -1.0}, ValueError, "alpha"),
+        ({"weight_decay": "0.1"}, TypeError, "weight_decay"),
+    ],
+)
+def test_bad_input_is_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        param_groups(nn.Linear(3, 3), **{"weight_decay": 0.1, "alpha": 5.0, **options})
+
+
+def test_a_frozen_model_is_refused():
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        param_groups(nn.Linear(3, 3).requires_grad_(False), weight_decay=0.1, alpha=5.0)
