@@ -1,4 +1,4 @@
-"""Shared set-up: Triton kernels run in Triton's interpreter where there is no GPU, and on the GPU where there is one."""
+"""Shared set-up: Triton kernels run on the GPU where there is one, else in Triton's interpreter."""
 
 import os
 

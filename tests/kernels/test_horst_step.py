@@ -46,8 +46,9 @@ def run(backend: str, dtype: torch.dtype, options: StepOptions, device: torch.de
     sign = -1.0 if keywords.pop("maximize") else 1.0
     for name in ("along_gradient", "capturable", "stochastic_rounding"):
         del keywords[name]
-    exact = [[t.double().clone() for t in row] for row in zip(tensors.params, tensors.exp_avgs, tensors.exp_avg_sqs, strict=True)]
-    plain = [[t.clone() for t in row] for row in zip(tensors.params, tensors.exp_avgs, tensors.exp_avg_sqs, strict=True)]
+    rows = list(zip(tensors.params, tensors.exp_avgs, tensors.exp_avg_sqs, strict=True))
+    exact = [[t.double().clone() for t in row] for row in rows]
+    plain = [[t.clone() for t in row] for row in rows]
     cache = LaunchCache()
     for k in range(1, steps + 1):
         grads = [torch.randn(p.shape, dtype=torch.float64).to(p.device, dtype) for p in tensors.params]
@@ -71,7 +72,7 @@ def test_backend_agrees_with_the_float64_reference(backend, name, device):
         torch.testing.assert_close(tensors.params[i].double(), theta, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(tensors.exp_avgs[i].double(), m, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(tensors.exp_avg_sqs[i].double(), v, rtol=1e-11, atol=1e-13)
-    assert all(float(s) == 8.0 for s, p in zip(tensors.steps, tensors.params, strict=True) if p.numel())
+    assert all(float(s) == 8.0 for s in tensors.steps)  # the empty one's too: another rank may hold its elements
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -103,7 +104,7 @@ def test_first_step_by_hand(backend, device):  # eps=0 makes Adam's first direct
 def test_fused_covers_every_block_of_many_chunks(device):
     # several tensors of several chunks in one launch, each with a ragged end; float32 as in training
     shapes = [(BLOCK * 3 + 17,), (1,), (BLOCK * BLOCKS_PER_CHUNK + 5,), (7, 11), (BLOCK,)]
-    tensors, exact, plain = run("fused", torch.float32, PLAIN, device, steps=2, shapes=shapes)
+    tensors, exact, _ = run("fused", torch.float32, PLAIN, device, steps=2, shapes=shapes)
     for i in range(len(shapes)):
         torch.testing.assert_close(tensors.params[i].double(), exact[i][0], rtol=1e-5, atol=1e-7)
 
@@ -260,7 +261,8 @@ def test_backends_agree_on_any_input(theta, g, lr, alpha, beta, weight_decay, ma
     for backend in BACKENDS:
         t = torch.tensor(theta, dtype=torch.float64, device=device)
         grad = torch.tensor(g, dtype=torch.float64, device=device)
-        tensors = StepTensors([t], [grad], [torch.zeros_like(t)], [torch.zeros_like(t)], [torch.zeros((), device=device)])
+        zeros, step = torch.zeros_like(t), torch.zeros((), device=device)
+        tensors = StepTensors([t], [grad], [zeros], [zeros.clone()], [step])
         horst_step(tensors, options, backend)
         horst_step(tensors, options, backend)
         results.append(t)
@@ -268,8 +270,9 @@ def test_backends_agree_on_any_input(theta, g, lr, alpha, beta, weight_decay, ma
     grad = torch.tensor(g, dtype=torch.float64, device=device) * (-1 if maximize else 1)
     for k in (1, 2):
         exact, m, v = horst_step_reference(
-            exact, grad, m, v, k, lr=lr, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=weight_decay, alpha=alpha, beta=beta
-        )
+            exact, grad, m, v, k,
+            lr=lr, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=weight_decay, alpha=alpha, beta=beta,
+        )  # fmt: skip
     for r in results:
         # theta and u may cancel in theta_half: the error is relative to the larger of them
         torch.testing.assert_close(r, exact, rtol=1e-9, atol=1e-12 * max(1.0, max(map(abs, theta))))

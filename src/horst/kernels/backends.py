@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Literal
@@ -13,21 +13,13 @@ from torch import Tensor
 Backend = Literal["for-loop", "foreach", "fused"]
 
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-@functools.cache
-def _why_no_triton() -> str | None:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return "Triton is not installed (it comes with torch for CUDA)"
-    return None
+_HAS_TRITON = importlib.util.find_spec("triton") is not None  # found, not imported: that takes half a second
 
 
 def why_not_fused(params: Sequence[Tensor]) -> str | None:
     """The reason why a fused kernel cannot run on these parameters, or None when it can."""
-    if (reason := _why_no_triton()) is not None:
-        return reason
+    if not _HAS_TRITON:
+        return "Triton is not installed (it comes with torch for CUDA)"
     interpreting = os.environ.get("TRITON_INTERPRET") == "1"
     for p in params:
         if not (p.is_cuda or (interpreting and p.is_cpu)):

@@ -205,16 +205,15 @@ class Mirrored(Optimizer):
                 before = [_local(p).clone(memory_format=torch.preserve_format) for p in params]
                 # read before the step, in case the optimizer schedules itself
                 shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
-                work.append((i, group, params, before, MirrorOptions(
-                    group["mirror_alpha"], self._decay(group), shrink, self._max_exponent
-                )))  # fmt: skip
+                options = MirrorOptions(group["mirror_alpha"], self._decay(group), shrink, self._max_exponent)
+                work.append((i, params, before, options))
         loss = self.base.step() if closure is None else self.base.step(closure)
-        for i, group, params, before, options in work:
+        for i, params, before, options in work:
             stepped = [(_local(p), old) for p, old in zip(params, before, strict=True) if p.grad is not None]
             if not stepped:
                 continue
             weights = [p for p, _ in stepped]
-            backend = choose_backend(weights, group.get("foreach"), None if not group.get("fused") else True)
+            backend = choose_backend(weights, foreach=None, fused=None)
             mirror_step(weights, [old for _, old in stepped], options, backend, self._launches[i])
         return loss
 

@@ -57,7 +57,7 @@ def horst_step(
         horst_step_single_tensor(tensors, options)
 
 
-@torch.compiler.disable
+@torch._disable_dynamo  # as torch.compiler.disable, which would import the whole compiler here: two seconds
 def _fused(
     tensors: StepTensors, options: StepOptions, grad_scale: Tensor | None, found_inf: Tensor | None, cache: LaunchCache
 ) -> None:

@@ -164,6 +164,8 @@ def horst_step_triton(
     params, grads, exp_avgs, exp_avg_sqs, steps = tensors
     staged: list[tuple[Tensor, Tensor]] = []
     for i, (p, g, m, v) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
+        if not p.numel():  # no program visits it, but ranks must agree on the counter of a parameter with empty shards
+            steps[i].add_(1 if found_inf is None else 1 - found_inf.to(steps[i].device).view(()))
         if share_one_dense_layout(p, g, m, v):
             continue
         if not staged:

@@ -67,7 +67,7 @@ def mirror_step(
                 param.copy_(theta)
 
 
-@torch.compiler.disable
+@torch._disable_dynamo  # as torch.compiler.disable, which would import the whole compiler here: two seconds
 def _fused(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
     from horst.kernels.mirror_step.triton import mirror_step_triton
 

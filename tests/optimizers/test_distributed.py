@@ -1,0 +1,151 @@
+"""FSDP2 and distributed checkpoints, with two gloo processes on a CPU against one process."""
+
+import copy
+import functools
+import pathlib
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from horst import HAM, HORST, compose
+
+MAKE = {
+    "horst": lambda p: HORST(p, lr=1e-2, weight_decay=0.1, beta=0.2),
+    "horst_foreach": lambda p: HORST(p, lr=1e-2, weight_decay=0.1, foreach=True),
+    "horst_fused": lambda p: HORST(p, lr=1e-2, fused=True),
+    "ham": lambda p: HAM(p, lr=1e-2, alpha=20.0),
+    "composed_adamw": lambda p: compose(torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
+}
+if torch.cuda.is_available():  # these run on CPU tensors, where the kernel needs Triton's interpreter
+    del MAKE["horst_fused"]
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3), nn.Linear(3, 1))  # 7, 3 and 1 rows: uneven shards
+
+
+def train(model, optimizer, steps, first=0):
+    for k in range(first, first + steps):
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(k))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def full(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t.detach()
+
+
+def sharded_training_equals_single(rank, folder):
+    for name, make in MAKE.items():
+        single = make_model()
+        train(single, make(single.parameters()), 4)
+        model = make_model()
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(model)
+        optimizer = make(model.parameters())
+        train(model, optimizer, 4)
+        for p, q in zip(model.parameters(), single.parameters(), strict=True):
+            torch.testing.assert_close(full(p), q.detach(), rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+            state = optimizer.state[p]
+            assert isinstance(state["exp_avg"], DTensor), name
+
+
+def checkpoint_continues_exactly(rank, folder):
+    for name in MAKE:
+        path = pathlib.Path(folder) / name
+
+        def sharded(name=name):
+            model = make_model()
+            fully_shard(model)
+            return model, MAKE[name](model.parameters())
+
+        model, optimizer = sharded()
+        train(model, optimizer, 3)
+        weights, state = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
+        train(model, optimizer, 2, first=3)
+
+        other, resumed = sharded()
+        train(other, resumed, 1, first=50)  # somewhere else
+        weights, state = get_state_dict(other, resumed)
+        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=path)
+        set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=state)
+        train(other, resumed, 2, first=3)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(full(p), full(q)), name
+
+
+def replicas_stay_equal_under_stochastic_rounding(rank, folder):
+    torch.manual_seed(rank)  # what a generator would draw from differs between ranks
+    p = nn.Parameter(torch.ones(500, dtype=torch.bfloat16))
+    optimizer = HORST([p], lr=1e-3, stochastic_rounding=True)
+    for k in range(20):
+        p.grad = torch.randn(500, generator=torch.Generator().manual_seed(k)).bfloat16()
+        optimizer.step()
+    other = [torch.empty_like(p) for _ in range(2)]
+    dist.all_gather(other, p.detach())
+    assert torch.equal(other[0], other[1])
+    assert p.unique().numel() > 2
+
+
+def partial_gradients_are_reduced(rank, folder):
+    """Tensor parallelism may hand over a gradient that is placed unlike its parameter."""
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    weight, grad = torch.randn(5, 4), torch.randn(5, 4)
+    p = nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)]))
+    p.grad = distribute_tensor(grad, mesh, [Shard(1)]).redistribute(mesh, [Shard(0)])
+    q = nn.Parameter(weight.clone())
+    q.grad = grad.clone()
+    for param in (p, q):
+        HORST([param], lr=1e-2).step()
+    torch.testing.assert_close(full(p), q.detach())
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def worker(rank, port, folder, names):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        for name in names:
+            globals()[name](rank, folder)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sharded_training_equals_single",
+        "checkpoint_continues_exactly",
+        "replicas_stay_equal_under_stochastic_rounding",
+        "partial_gradients_are_reduced",
+    ],
+)
+def test_on_two_processes(name, tmp_path):
+    mp.spawn(functools.partial(worker), args=(free_port(), str(tmp_path), [name]), nprocs=2)
+
+
+def test_state_dict_of_a_sharded_run_has_adamws_keys():
+    model = make_model()
+    optimizer = MAKE["horst"](model.parameters())
+    train(model, optimizer, 1)
+    assert set(copy.deepcopy(optimizer.state_dict())["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
