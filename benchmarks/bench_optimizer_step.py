@@ -3,8 +3,10 @@
     python benchmarks/bench_optimizer_step.py --device cuda --out results/benchmarks/optimizer_step_h200.json
 
 The step's tests run first; if they fail, no time is printed. Every contender steps the same tensors in the same run, in
-rounds that alternate between contenders on a CPU. The floor is 28 bytes a float32 parameter (weight, gradient and two
-moments read, all but the gradient written) over the bandwidth of a large copy measured in the same run.
+rounds that alternate between contenders on a CPU. On a GPU a step is timed twice: many in a row, as when the host runs
+ahead of the device in training, and alone on an idle device, where the host's own time shows. The floor is 28 bytes a
+float32 parameter (weight, gradient and two moments read, all but the gradient written) over the bandwidth of a large
+copy measured in the same run.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -87,12 +90,12 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.randn(2**30 if device.type == "cuda" else 2**26, device=device)
     target = torch.empty_like(source)
     copy = lambda: target.copy_(source)  # noqa: E731
-    seconds = cuda_seconds(copy, 20, 1)[0] if device.type == "cuda" else min(cpu_seconds(copy) for _ in range(10))
+    seconds = cuda_seconds(copy, 20, 1) if device.type == "cuda" else min(cpu_seconds(copy) for _ in range(10))
     return 2 * source.numel() * source.element_size() / seconds
 
 
-def cuda_seconds(step: Callable[[], object], repeats: int, steps: int) -> tuple[float, float]:
-    """Median time of a step, many in a row as in training, and the time the host spends in one."""
+def cuda_seconds(step: Callable[[], object], repeats: int, steps: int) -> float:
+    """Median time of a step between two device events, with ``steps`` of them in a row."""
     for _ in range(3):
         step()
     times = []
@@ -105,13 +108,19 @@ def cuda_seconds(step: Callable[[], object], repeats: int, steps: int) -> tuple[
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e-3 / steps)
-    host = []
-    for _ in range(max(repeats, 10)):
+    return statistics.median(times)
+
+
+def host_seconds(step: Callable[[], object], repeats: int) -> float:
+    """Median time until ``step`` returns, the device being idle before it."""
+    times = []
+    for _ in range(repeats):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         step()
-        host.append(time.perf_counter() - begin)
-    return statistics.median(times), statistics.median(host)
+        times.append(time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    return statistics.median(times)
 
 
 def cpu_seconds(step: Callable[[], object]) -> float:
@@ -120,8 +129,8 @@ def cpu_seconds(step: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def bench_cuda(name: str, device: torch.device, bandwidth: float) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def bench_cuda(name: str, device: torch.device, bandwidth: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     params = parameters(SHAPES[name], device)
     count = sum(p.numel() for p in params)
     floor = BYTES_A_PARAMETER * count / bandwidth
@@ -138,8 +147,9 @@ def bench_cuda(name: str, device: torch.device, bandwidth: float) -> list[dict[s
         step()
         torch.cuda.synchronize()
         extra = torch.cuda.max_memory_allocated() - before
-        seconds, host = cuda_seconds(step, 7, 10 if count < 10**9 else 3)
-        rows.append(row(name, contender, len(params), count, seconds, floor, host=host, extra_bytes=extra))
+        seconds = cuda_seconds(step, 9, 10 if count < 10**9 else 3)
+        alone, host = cuda_seconds(step, 21, 1), host_seconds(step, 21)
+        rows.append(row(name, contender, len(params), count, seconds, floor, alone=alone, host=host, extra=extra))
         del optimizer, step
         torch._dynamo.reset()
         gc.collect()
@@ -147,7 +157,7 @@ def bench_cuda(name: str, device: torch.device, bandwidth: float) -> list[dict[s
     return rows
 
 
-def bench_cpu(name: str, bandwidth: float, rounds: int) -> list[dict[str, object]]:
+def bench_cpu(name: str, bandwidth: float, rounds: int) -> list[dict[str, Any]]:
     steps = {}
     for contender, (make, compiled) in CONTENDERS["cpu"].items():
         params = parameters(SHAPES[name], torch.device("cpu"))
@@ -166,7 +176,7 @@ def bench_cpu(name: str, bandwidth: float, rounds: int) -> list[dict[str, object
 
 def row(
     shapes: str, contender: str, tensors: int, parameters: int, seconds: float, floor: float, **more: float
-) -> dict[str, object]:
+) -> dict[str, Any]:
     return {
         "shapes": shapes,
         "tensors": tensors,
@@ -175,25 +185,39 @@ def row(
         "milliseconds": seconds * 1e3,
         "floor_milliseconds": floor * 1e3,
         "times_floor": seconds / floor,
-        **({"host_milliseconds": more["host"] * 1e3, "extra_mebibytes": more["extra_bytes"] / 2**20} if more else {}),
+        **({"alone_milliseconds": more["alone"] * 1e3} if more else {}),
+        **({"host_milliseconds": more["host"] * 1e3, "extra_mebibytes": more["extra"] / 2**20} if more else {}),
     }
 
 
-def add_ratios(rows: list[dict[str, object]], against: str) -> None:
-    baseline = {r["shapes"]: r["milliseconds"] for r in rows if r["optimizer"] == against}
-    for r in rows:
-        r[f"times_{against}"] = r["milliseconds"] / baseline[r["shapes"]]  # type: ignore[operator]
+def add_ratios(rows: list[dict[str, Any]], against: str) -> None:
+    for kind in ("", "alone_"):
+        baseline = {r["shapes"]: r.get(f"{kind}milliseconds") for r in rows if r["optimizer"] == against}
+        for r in rows:
+            if f"{kind}milliseconds" in r:
+                r[f"{kind}times_{against}"] = r[f"{kind}milliseconds"] / baseline[r["shapes"]]
 
 
-def table(rows: list[dict[str, object]], against: str) -> str:
-    titles = ("shapes", "optimizer", "ms", "x floor", f"x {against}", "host ms", "extra MiB")
-    lines = ["{:12} {:26} {:>9} {:>8} {:>18} {:>8} {:>10}".format(*titles)]
+def table(rows: list[dict[str, Any]], against: str) -> str:
+    titles = (
+        "shapes",
+        "optimizer",
+        "ms",
+        "x floor",
+        f"x {against}",
+        "alone ms",
+        f"x {against}",
+        "host ms",
+        "extra MiB",
+    )
+    lines = ["{:12} {:24} {:>9} {:>8} {:>17} {:>9} {:>17} {:>8} {:>10}".format(*titles)]
     for r in rows:
-        host = f"{r['host_milliseconds']:8.3f} {r['extra_mebibytes']:10.1f}" if "host_milliseconds" in r else ""
-        lines.append(
-            f"{r['shapes']:12} {r['optimizer']:26} {r['milliseconds']:9.3f} {r['times_floor']:8.3f} "
-            f"{r[f'times_{against}']:18.3f} {host}"
-        )
+        line = f"{r['shapes']:12} {r['optimizer']:24} {r['milliseconds']:9.3f} {r['times_floor']:8.3f} "
+        line += f"{r[f'times_{against}']:17.3f}"
+        if "alone_milliseconds" in r:
+            line += f" {r['alone_milliseconds']:9.3f} {r[f'alone_times_{against}']:17.3f}"
+            line += f" {r['host_milliseconds']:8.3f} {r['extra_mebibytes']:10.1f}"
+        lines.append(line)
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import os
 from collections.abc import Sequence
 from typing import Literal
@@ -13,6 +14,7 @@ from torch import Tensor
 Backend = Literal["for-loop", "foreach", "fused"]
 
 _FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_IS_CUDA = operator.attrgetter("is_cuda")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None  # found, not imported: that takes half a second
 
 
@@ -21,11 +23,11 @@ def why_not_fused(params: Sequence[Tensor]) -> str | None:
     if not _HAS_TRITON:
         return "Triton is not installed (it comes with torch for CUDA)"
     interpreting = os.environ.get("TRITON_INTERPRET") == "1"
-    for p in params:
-        if not (p.is_cuda or (interpreting and p.is_cpu)):
-            return f"a parameter is on {p.device}, and the kernel runs on CUDA devices"
-        if p.dtype not in _FUSED_DTYPES:
-            return f"a parameter is {p.dtype}, and the kernel knows {', '.join(map(str, _FUSED_DTYPES))}"
+    if not all(map(_IS_CUDA, params)) and not (interpreting and all(p.is_cpu for p in params)):
+        elsewhere = next((p.device for p in params if not p.is_cuda), None)
+        return f"a parameter is on {elsewhere}, and the kernel runs on CUDA devices"
+    if other := {p.dtype for p in params}.difference(_FUSED_DTYPES):
+        return f"a parameter is {other.pop()}, and the kernel knows {', '.join(map(str, _FUSED_DTYPES))}"
     return None
 
 
@@ -44,7 +46,7 @@ def choose_backend(params: Sequence[Tensor], foreach: bool | None, fused: bool |
         return "fused"
     if foreach is not None:
         return "foreach" if foreach else "for-loop"
-    on_cuda = all(p.is_cuda for p in params)
-    if fused is None and on_cuda and not torch.compiler.is_compiling() and why_not_fused(params) is None:
+    compiling = torch.compiler.is_compiling()
+    if fused is None and not compiling and params and params[0].is_cuda and why_not_fused(params) is None:
         return "fused"
-    return "foreach" if on_cuda else "for-loop"
+    return "foreach" if all(p.is_cuda for p in params) else "for-loop"

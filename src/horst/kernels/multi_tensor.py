@@ -21,6 +21,8 @@ BLOCK = 1024
 NUM_WARPS = 4
 BLOCKS_PER_CHUNK = 64
 
+_ADDRESS, _IS_CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
+
 
 @dataclasses.dataclass
 class Launch:
@@ -58,34 +60,50 @@ class LaunchCache:
     """The tables of the last step, used again as long as no tensor has moved.
 
     Fixed operands (weights, moments) rarely move. The moving one does (``zero_grad`` frees gradients, the next backward
-    takes others); then its addresses alone are sent anew. The operands of one position must share one dense layout.
+    takes others); then its addresses alone are sent anew.
+
+    Attributes:
+        empty: The positions of tensors without elements, which no launch visits.
     """
 
     def __init__(self) -> None:
-        self._signature: list[tuple[Any, ...]] | None = None
+        self.empty: list[int] = []
+        self._signature: tuple[Any, ...] | None = None
         self._launches: list[Launch] = []
         self._captured: list[tuple[Tensor, Tensor]] = []  # a CUDA graph reads these at each replay
 
-    def launches(self, fixed: Sequence[Sequence[Tensor]], moving: Sequence[Tensor]) -> list[Launch]:
-        """The launches for these tensors, given as parallel lists."""
-        signature = [
-            (first.stride(), last.stride(), last.dtype, *(t.data_ptr() for t in row))
-            for first, last, *row in zip(fixed[0], moving, *fixed, strict=True)
-        ]
-        if signature != self._signature:
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "the parameters or the optimizer's state changed since the last step outside of CUDA graph "
-                    "capture. Take at least one step with the same tensors before capturing."
-                )
-            self._launches = _plan(fixed, moving)
-            self._signature = signature
-        addresses = [t.data_ptr() for t in moving]
+    def reuse(self, fixed: Sequence[Sequence[Tensor]], moving: Sequence[Tensor]) -> list[Launch] | None:
+        """The last step's launches if they fit these tensors (parallel lists), else None: then :meth:`plan`."""
+        if _signature(fixed, moving) != self._signature:
+            return None
+        self._send_moved(moving)
+        return self._launches
+
+    def plan(self, fixed: Sequence[Sequence[Tensor]], moving: Sequence[Tensor], *, keep: bool = True) -> list[Launch]:
+        """New launches. The operands of one position must share one dense layout.
+
+        Args:
+            keep: Whether the tensors will be there at the next step, and not stand-ins for others.
+        """
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "the parameters or the optimizer's state changed since the last step outside of CUDA graph capture. "
+                "Take at least one step with the same tensors before capturing."
+            )
+        self._launches = _plan(fixed, moving)
+        self.empty = [i for i, t in enumerate(fixed[0]) if not t.numel()]
+        self._signature = _signature(fixed, moving) if keep else None
+        self._send_moved(moving)
+        return self._launches
+
+    def _send_moved(self, moving: Sequence[Tensor]) -> None:
+        addresses = list(map(_ADDRESS, moving))
         for launch in self._launches:
-            own = [addresses[i] for i in launch.positions]
+            own = addresses
+            if len(launch.positions) != len(addresses):
+                own = [addresses[i] for i in launch.positions]
             if own != launch.moving_addresses:
                 self._send(launch, own)
-        return self._launches
 
     def _send(self, launch: Launch, addresses: list[int]) -> None:
         device = launch.table.device
@@ -105,6 +123,16 @@ class LaunchCache:
                 launch.spare = torch.empty(len(addresses), dtype=torch.int64, pin_memory=True)
         launch.moving_addresses = addresses
         launch.aligned = launch.fixed_aligned and _are_aligned(addresses)
+
+
+def _signature(fixed: Sequence[Sequence[Tensor]], moving: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What must not change for tables to be used again. Read at each step for each tensor, so made by C functions."""
+    dense = list(map(_IS_CONTIGUOUS, moving))
+    return (
+        [list(map(_ADDRESS, column)) for column in fixed],
+        [t.dtype for t in moving],
+        dense if all(dense) else [t.stride() for t in moving],
+    )
 
 
 def _plan(fixed: Sequence[Sequence[Tensor]], moving: Sequence[Tensor]) -> list[Launch]:
@@ -148,8 +176,6 @@ def chunk_table(numels: Sequence[int], device: torch.device) -> Tensor:
 
 def share_one_dense_layout(*tensors: Tensor) -> bool:
     """Whether the tensors hold the same elements in the same order in memory, without gaps."""
-    if all(t.is_contiguous() for t in tensors):  # the common case, and the cheap one
-        return True
     first = tensors[0]
     dense = torch.empty_like(first, device="meta").stride() == first.stride()  # empty_like closes gaps and overlaps
     return dense and all(t.stride() == first.stride() for t in tensors)

@@ -76,5 +76,5 @@ class HAM(MirroredAdam):
             stochastic_rounding=stochastic_rounding,
         )
 
-    def _is_mirrored(self, param: Tensor) -> bool:
-        return param.ndim >= 2
+    def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
+        return [p.ndim >= 2 for p in params]

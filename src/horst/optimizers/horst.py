@@ -89,5 +89,5 @@ class HORST(MirroredAdam):
             stochastic_rounding=stochastic_rounding,
         )
 
-    def _is_mirrored(self, param: Tensor) -> bool:
-        return True
+    def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
+        return [True] * len(params)

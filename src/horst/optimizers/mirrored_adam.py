@@ -7,6 +7,7 @@ checkpoints, schedulers and trainers need not know the difference.
 from __future__ import annotations
 
 import abc
+import operator
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,12 +18,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
-from horst.kernels.backends import choose_backend, why_not_fused
+from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
 
 __all__ = ["MirroredAdam"]
+
+_IS_CPU = operator.attrgetter("is_cpu")
 
 
 class MirroredAdam(Optimizer, abc.ABC):
@@ -67,8 +70,8 @@ class MirroredAdam(Optimizer, abc.ABC):
         super().__init__(params, defaults)
 
     @abc.abstractmethod
-    def _is_mirrored(self, param: Tensor) -> bool:
-        """Whether the mirror step is taken on this parameter, given that its group's alpha or beta is not 0."""
+    def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
+        """Which parameters get the mirror step, given that their group's alpha or beta is not 0."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
@@ -119,14 +122,31 @@ class MirroredAdam(Optimizer, abc.ABC):
 
     def _forget_launches(self) -> None:
         self._launches: dict[tuple[int, bool], LaunchCache] = defaultdict(LaunchCache)
+        self._backends: dict[int, tuple[tuple[Any, ...], Backend]] = {}
         self._warned = False
+
+    def _refuse_sparse(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        for p, grad in zip(params, grads, strict=True):
+            if grad.layout is not torch.strided:
+                raise RuntimeError(
+                    f"{type(self).__name__} needs dense gradients, got {grad.layout} for a parameter of shape "
+                    f"{tuple(p.shape)}. Use sparse=False in nn.Embedding, or torch.optim.SparseAdam for that parameter."
+                )
+
+    def _backend(self, group: dict[str, Any]) -> Backend:
+        params, foreach, fused = group["params"], group["foreach"], group["fused"]
+        if not params:
+            return "for-loop"
+        key = (len(params), params[0].device, params[0].dtype, foreach, fused)
+        known = self._backends.get(id(params))
+        if known is None or known[0] != key:  # looking at every parameter at every step would show on the clock
+            known = self._backends[id(params)] = (key, choose_backend(params, foreach, fused))
+        return known[1]
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # torch.amp.GradScaler then leaves unscaling and skipping to the kernel, and the host never waits
-        return all(
-            choose_backend(group["params"], group["foreach"], group["fused"]) == "fused" for group in self.param_groups
-        )
+        return all(self._backend(group) == "fused" for group in self.param_groups)
 
     # torch.compile calls this method outside of its trace, by this name and with lists that it fills.
     def _init_group(
@@ -137,33 +157,32 @@ class MirroredAdam(Optimizer, abc.ABC):
         exp_avgs: list[Tensor],
         exp_avg_sqs: list[Tensor],
         steps: list[Tensor],
-    ) -> None:
+    ) -> Backend:
         """Fill the lists with the group's parameters that have a gradient, their state made where it is missing."""
-        step_on_device = (
-            group["capturable"] or choose_backend(group["params"], group["foreach"], group["fused"]) == "fused"
-        )
-        for p in group["params"]:
-            grad = p.grad
-            if grad is None:
-                continue
-            if grad.layout is not torch.strided:
-                raise RuntimeError(
-                    f"{type(self).__name__} needs dense gradients, got {grad.layout} for a parameter of shape "
-                    f"{tuple(p.shape)}. Use sparse=False in nn.Embedding, or torch.optim.SparseAdam for that parameter."
-                )
-            state = self.state[p]
-            if not state:
-                # float32 always: a bfloat16 counter stops at 256
-                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
-                state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            elif step_on_device and state["step"].device != p.device:  # loaded from a state that lived elsewhere
-                state["step"] = state["step"].to(p.device, torch.float32)
-            params.append(p)
-            grads.append(grad)
-            exp_avgs.append(state["exp_avg"])
-            exp_avg_sqs.append(state["exp_avg_sq"])
-            steps.append(state["step"])
+        backend = self._backend(group)
+        step_on_device = group["capturable"] or backend == "fused"
+        # List by list rather than parameter by parameter: this is most of what the host does in a fused step.
+        grads += [grad for p in group["params"] if (grad := p.grad) is not None]
+        every = len(grads) == len(group["params"])
+        params += group["params"] if every else [p for p in group["params"] if p.grad is not None]
+        all_states = self.state
+        states = [all_states[p] for p in params]
+        if not all(states):
+            self._refuse_sparse(params, grads)
+            for p, state in zip(params, states, strict=True):
+                if not state:
+                    # float32 always: a bfloat16 counter stops at 256
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
+                    state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                    state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        exp_avgs += [state["exp_avg"] for state in states]
+        exp_avg_sqs += [state["exp_avg_sq"] for state in states]
+        steps += [state["step"] for state in states]
+        if step_on_device and params and not params[0].is_cpu and any(map(_IS_CPU, steps)):
+            # loaded from a state that lived on the host
+            for i, (p, state) in enumerate(zip(params, states, strict=True)):
+                steps[i] = state["step"] = state["step"].to(p.device, torch.float32)
+        return backend
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -189,22 +208,25 @@ class MirroredAdam(Optimizer, abc.ABC):
             exp_avgs: list[Tensor] = []
             exp_avg_sqs: list[Tensor] = []
             steps: list[Tensor] = []
-            self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, steps)
+            backend = self._init_group(group, params, grads, exp_avgs, exp_avg_sqs, steps)
+            if torch.compiler.is_compiling():  # which _init_group cannot see
+                backend = choose_backend(params, group["foreach"], group["fused"])
             if params:
-                self._step_group(i, group, StepTensors(params, grads, exp_avgs, exp_avg_sqs, steps))
+                self._step_group(i, group, StepTensors(params, grads, exp_avgs, exp_avg_sqs, steps), backend)
         return loss
 
-    def _step_group(self, index: int, group: dict[str, Any], tensors: StepTensors) -> None:
+    def _step_group(self, index: int, group: dict[str, Any], tensors: StepTensors, backend: Backend) -> None:
         if not torch.compiler.is_compiling():
             self._check_before_step(group)
-        mirrored = [self._is_mirrored(p) for p in tensors.params]
-        if not all(type(p) is torch.nn.Parameter for p in tensors.params):
+        mirrored = self._choose_mirrored(tensors.params)
+        if set(map(type, tensors.params)) != {torch.nn.Parameter}:
             tensors = _local_shards(tensors)
-        for on in (True, False):
-            part = tensors if all(m == on for m in mirrored) else _select(tensors, [m == on for m in mirrored])
+        parts = [(True, tensors)]
+        if not all(mirrored):
+            parts = [(on, _select(tensors, [m == on for m in mirrored])) for on in (True, False)]
+        for on, part in parts:
             if not part.params:
                 continue
-            backend = choose_backend(part.params, group["foreach"], group["fused"])
             beta1, beta2 = group["betas"]
             options = StepOptions(
                 lr=group["lr"],

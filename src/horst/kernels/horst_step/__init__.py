@@ -57,7 +57,8 @@ def horst_step(
         horst_step_single_tensor(tensors, options)
 
 
-@torch._disable_dynamo  # as torch.compiler.disable, which would import the whole compiler here: two seconds
+# torch.compiler.disable would import the whole compiler here: two seconds
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def _fused(
     tensors: StepTensors, options: StepOptions, grad_scale: Tensor | None, found_inf: Tensor | None, cache: LaunchCache
 ) -> None:

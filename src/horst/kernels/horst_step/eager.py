@@ -99,7 +99,9 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
             torch._foreach_mul_(exponent, torch._foreach_mul(g, lr) if along_gradient else u)
             torch._foreach_mul_(exponent, -alpha)
             if beta != 0:
-                torch._foreach_add_(exponent, -lr * beta)
+                shrink: Any = lr * beta
+                # one tensor for all would be read by the host; a list of it is not
+                torch._foreach_sub_(exponent, [shrink] * len(exponent) if isinstance(shrink, Tensor) else shrink)
             if max_exponent is not None:
                 torch._foreach_clamp_max_(exponent, max_exponent)
                 torch._foreach_clamp_min_(exponent, -max_exponent)

@@ -13,7 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
-from horst.kernels.multi_tensor import BLOCK, BLOCKS_PER_CHUNK, NUM_WARPS, LaunchCache, share_one_dense_layout
+from horst.kernels.multi_tensor import (
+    BLOCK,
+    BLOCKS_PER_CHUNK,
+    NUM_WARPS,
+    LaunchCache,
+    share_one_dense_layout,
+)
 from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, mix
 
 
@@ -28,10 +34,10 @@ def _one_minus_exp(x, ACC: tl.constexpr):
 
 @triton.jit
 def _update_block(
-    theta_ptr, g_ptr, m_ptr, v_ptr, offsets, n, step_size, bias_correction2_sqrt, lr, grad_scale,
-    one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent, key,
+    theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
+    lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent,
     ACC: tl.constexpr, MASKED: tl.constexpr, MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr,
-    CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr, SCALED: tl.constexpr, STOCHASTIC: tl.constexpr,
+    CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """The lines of reference.py, in their order, on one block. Loads in the storage dtypes, computes in ACC."""
     mask = offsets < n if MASKED else None  # a mask the compiler cannot see through forbids 16-byte accesses
@@ -39,24 +45,37 @@ def _update_block(
     g = tl.load(g_ptr + offsets, mask=mask).to(ACC)
     m = tl.load(m_ptr + offsets, mask=mask).to(ACC)
     v = tl.load(v_ptr + offsets, mask=mask).to(ACC)
-    if SCALED:
-        g = g / grad_scale
+
+    # The scalars come after the block's loads have been issued, so that their latency hides behind them. Those that a
+    # schedule or a scaler changes are read from device memory where they live there: CUDA graphs see them.
+    step = tl.load(step_ptr) + 1
+    if lr_ptr is not None:
+        lr = tl.load(lr_ptr).to(ACC)
+    else:
+        lr = tl.full((), lr, ACC)
+    step_size = lr / _one_minus_exp(step.to(ACC) * tl.full((), log_beta1, ACC), ACC)
+    bias_correction2_sqrt = tl.sqrt(_one_minus_exp(step.to(ACC) * tl.full((), log_beta2, ACC), ACC))
+
+    if grad_scale_ptr is not None:
+        g = g / tl.load(grad_scale_ptr).to(ACC)
     if MAXIMIZE:
         g = -g
-    m += one_minus_beta1 * (g - m)
-    v = beta2 * v + one_minus_beta2 * g * g
+    m += tl.full((), one_minus_beta1, ACC) * (g - m)
+    v = tl.full((), beta2, ACC) * v + tl.full((), one_minus_beta2, ACC) * g * g
     if ACC == tl.float64:
-        u = step_size * (m / (tl.sqrt(v) / bias_correction2_sqrt + eps))
+        u = step_size * (m / (tl.sqrt(v) / bias_correction2_sqrt + tl.full((), eps, ACC)))
     else:
-        u = step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), bias_correction2_sqrt) + eps)
-    theta = theta - u - lr * weight_decay * theta
+        u = step_size * tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), bias_correction2_sqrt) + tl.full((), eps, ACC))
+    theta = theta - u - lr * tl.full((), weight_decay, ACC) * theta
     if MIRROR:
-        direction = alpha * (lr * g if ALONG_GRADIENT else u)
-        exponent = tl.where(theta < 0, direction, -direction) - lr * beta
+        direction = tl.full((), alpha, ACC) * (lr * g if ALONG_GRADIENT else u)
+        exponent = tl.where(theta < 0, direction, -direction) - lr * tl.full((), beta, ACC)
         if CLAMP:
-            exponent = tl.minimum(tl.maximum(exponent, -max_exponent), max_exponent)
+            limit = tl.full((), max_exponent, ACC)
+            exponent = tl.minimum(tl.maximum(exponent, -limit), limit)
         theta *= tl.exp(exponent)
     if STOCHASTIC:
+        key = mix((step.to(tl.int64) + salt * 0x9E3779B9).to(tl.uint32))
         noise = mix((offsets + (offsets >> 32)).to(tl.uint32) ^ key)
         theta = cast_stochastic(theta, noise & 0xFFFF)
         if v_ptr.dtype.element_ty == tl.bfloat16:
@@ -92,49 +111,29 @@ def _horst_kernel(
     theta_ptr = tl.load(row).to(tl.pointer_type(THETA))
     m_ptr = tl.load(row + 1).to(tl.pointer_type(M))
     v_ptr = tl.load(row + 2).to(tl.pointer_type(V))
+    step_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
     g_ptr = tl.load(grad_table + tensor).to(tl.pointer_type(GRAD))
     if ALIGNED:
         theta_ptr = tl.multiple_of(theta_ptr, 16)
         m_ptr = tl.multiple_of(m_ptr, 16)
         v_ptr = tl.multiple_of(v_ptr, 16)
         g_ptr = tl.multiple_of(g_ptr, 16)
-
-    # scalars that a schedule or a scaler changes come from device memory where they live there: CUDA graphs see them
-    if lr_ptr is not None:
-        lr = tl.load(lr_ptr).to(ACC)
-    else:
-        lr = tl.full((), lr, ACC)
-    grad_scale = tl.full((), 1, ACC)
-    if grad_scale_ptr is not None:
-        grad_scale = tl.load(grad_scale_ptr).to(ACC)
-    step_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
-    step = tl.load(step_ptr) + 1
-    step_size = lr / _one_minus_exp(step.to(ACC) * tl.full((), log_beta1, ACC), ACC)
-    bias_correction2_sqrt = tl.sqrt(_one_minus_exp(step.to(ACC) * tl.full((), log_beta2, ACC), ACC))
-    one_minus_beta1 = tl.full((), one_minus_beta1, ACC)
-    beta2 = tl.full((), beta2, ACC)
-    one_minus_beta2 = tl.full((), one_minus_beta2, ACC)
-    eps = tl.full((), eps, ACC)
-    weight_decay = tl.full((), weight_decay, ACC)
-    alpha = tl.full((), alpha, ACC)
-    beta = tl.full((), beta, ACC)
-    max_exponent = tl.full((), max_exponent, ACC)
-    key = tl.full((), 0, tl.uint32)
-    if STOCHASTIC:
-        key = mix((step.to(tl.int64) + tl.load(row + 5) * 0x9E3779B9).to(tl.uint32))
+    salt = tl.load(row + 5) if STOCHASTIC else 0
 
     offsets = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:
         _update_block(
-            theta_ptr, g_ptr, m_ptr, v_ptr, offsets, n, step_size, bias_correction2_sqrt, lr, grad_scale,
-            one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent, key,
-            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, grad_scale_ptr is not None, STOCHASTIC,
+            theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
+            lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
+            max_exponent,
+            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC,
         )  # fmt: skip
     else:
         _update_block(
-            theta_ptr, g_ptr, m_ptr, v_ptr, offsets, n, step_size, bias_correction2_sqrt, lr, grad_scale,
-            one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent, key,
-            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, grad_scale_ptr is not None, STOCHASTIC,
+            theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
+            lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
+            max_exponent,
+            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC,
         )  # fmt: skip
 
     # The program that draws a tensor's last ticket advances its step counter: no second launch. After the barrier every
@@ -143,7 +142,7 @@ def _horst_kernel(
     ticket = tl.atomic_add(tickets + tensor, 1, sem="relaxed")
     if ticket == ((n + BLOCK - 1) // BLOCK).to(tl.int32) - 1:
         tl.store(tickets + tensor, 0)
-        tl.store(step_ptr, step)
+        tl.store(step_ptr, tl.load(step_ptr) + 1)
 
 
 def horst_step_triton(
@@ -163,20 +162,16 @@ def horst_step_triton(
     """
     params, grads, exp_avgs, exp_avg_sqs, steps = tensors
     staged: list[tuple[Tensor, Tensor]] = []
-    for i, (p, g, m, v) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True)):
-        if not p.numel():  # no program visits it, but ranks must agree on the counter of a parameter with empty shards
-            steps[i].add_(1 if found_inf is None else 1 - found_inf.to(steps[i].device).view(()))
-        if share_one_dense_layout(p, g, m, v):
-            continue
-        if not staged:
-            params, grads, exp_avgs, exp_avg_sqs = list(params), list(grads), list(exp_avgs), list(exp_avg_sqs)
-        grads[i] = g.contiguous()
-        for column, tensor in ((params, p), (exp_avgs, m), (exp_avg_sqs, v)):
-            column[i] = tensor.contiguous()
-            staged.append((tensor, column[i]))
+    launches = cache.reuse((params, exp_avgs, exp_avg_sqs, steps), grads)
+    if launches is None:
+        params, grads, exp_avgs, exp_avg_sqs, staged = _walkable(params, grads, exp_avgs, exp_avg_sqs)
+        launches = cache.plan((params, exp_avgs, exp_avg_sqs, steps), grads, keep=not staged)
+    for i in cache.empty:
+        # no program visits it, but ranks must agree on the counter of a parameter with empty shards
+        steps[i].add_(1 if found_inf is None else 1 - found_inf.to(steps[i].device).view(()))
 
     lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, *_ = options
-    for launch in cache.launches((params, exp_avgs, exp_avg_sqs, steps), grads):
+    for launch in launches:
         device = launch.table.device
         theta_dtype, m_dtype, v_dtype, _, grad_dtype = launch.dtypes
         acc = torch.float64 if theta_dtype is torch.float64 else torch.float32
@@ -219,5 +214,19 @@ def horst_step_triton(
                 num_warps=NUM_WARPS,
             )
     for original, copy in staged:
-        if original is not copy:
-            original.copy_(copy)
+        original.copy_(copy)
+
+
+def _walkable(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """The lists with contiguous stand-ins where operands are laid out unlike each other, and what to copy back."""
+    columns = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs))
+    staged: list[tuple[Tensor, Tensor]] = []
+    for i, row in enumerate(zip(*columns, strict=True)):
+        if not share_one_dense_layout(*row):
+            for column, tensor in zip(columns, row, strict=True):
+                column[i] = tensor.contiguous()
+                if column is not columns[1]:
+                    staged.append((tensor, column[i]))
+    return *columns, [(tensor, copy) for tensor, copy in staged if tensor is not copy]

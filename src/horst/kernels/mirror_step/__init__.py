@@ -67,7 +67,8 @@ def mirror_step(
                 param.copy_(theta)
 
 
-@torch._disable_dynamo  # as torch.compiler.disable, which would import the whole compiler here: two seconds
+# torch.compiler.disable would import the whole compiler here: two seconds
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def _fused(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
     from horst.kernels.mirror_step.triton import mirror_step_triton
 

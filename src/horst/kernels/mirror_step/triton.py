@@ -10,7 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from horst.kernels.mirror_step import MirrorOptions
-from horst.kernels.multi_tensor import BLOCK, BLOCKS_PER_CHUNK, NUM_WARPS, LaunchCache, share_one_dense_layout
+from horst.kernels.multi_tensor import (
+    BLOCK,
+    BLOCKS_PER_CHUNK,
+    NUM_WARPS,
+    LaunchCache,
+    share_one_dense_layout,
+)
 from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest
 
 
@@ -70,16 +76,15 @@ def _mirror_kernel(
 def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
     """Take the mirror step on ``params``, in place: one launch for each device and combination of dtypes."""
     staged: list[tuple[Tensor, Tensor]] = []
-    for i, (p, old) in enumerate(zip(params, before, strict=True)):
-        if share_one_dense_layout(p, old):
-            continue
-        if not staged:
-            params, before = list(params), list(before)
-        params[i], before[i] = p.contiguous(), old.contiguous()
-        staged.append((p, params[i]))
+    launches = cache.reuse((params,), before)
+    if launches is None:
+        pairs = list(zip(params, before, strict=True))
+        walkable = [(p, o) if share_one_dense_layout(p, o) else (p.contiguous(), o.contiguous()) for p, o in pairs]
+        staged = [(p, copy) for (p, _), (copy, _) in zip(pairs, walkable, strict=True) if p is not copy]
+        launches = cache.plan(([p for p, _ in walkable],), [old for _, old in walkable], keep=not staged)
 
     alpha, decay, shrink, max_exponent = options
-    for launch in cache.launches((params,), before):
+    for launch in launches:
         device = launch.table.device
         theta_dtype, old_dtype = launch.dtypes
         acc = torch.float64 if theta_dtype is torch.float64 else torch.float32
@@ -104,5 +109,4 @@ def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: Mirr
                 num_warps=NUM_WARPS,
             )
     for original, copy in staged:
-        if original is not copy:
-            original.copy_(copy)
+        original.copy_(copy)
