@@ -1,0 +1,143 @@
+"""The schema of what an experiment writes: config, rows, curves, and where they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from horst.data.lab import load_lab_module
+
+SCHEMA_VERSION = 1
+ConfigT = TypeVar("ConfigT")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one run of an experiment found.
+
+    Args:
+        experiment: The module's name, such as ``"figure5_additive_vs_multiplicative"``.
+        config: The config's fields.
+        rows: One flat dictionary a row of the experiment's table.
+        curves: Named columns for its figure: numbers, or lists of them.
+        notes: What a reader must know to read the numbers, and where they differ from the paper's.
+        environment: Commit, versions, device, threads; see :func:`environment`.
+        seconds: Wall time of the run.
+        schema_version: Raised when the meaning of a field changes.
+    """
+
+    experiment: str
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    curves: dict[str, Any]
+    notes: list[str]
+    environment: dict[str, Any]
+    seconds: float
+    schema_version: int = SCHEMA_VERSION
+
+    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Write JSON, whole or not at all: under another name first, then renamed."""
+        path = pathlib.Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_text(json.dumps(_plain(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Read what :meth:`save` wrote."""
+        content = json.loads(pathlib.Path(path).read_text())
+        version = content.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}. Run the experiment again."
+            )
+        return cls(**content)
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Where a number comes from: commit, versions, device, threads. No paths and no host names."""
+    return {
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def timed(name: str, config: Any, body: Callable[[], tuple[list[dict[str, Any]], dict[str, Any], list[str]]]) -> Result:
+    """Run ``body``, which returns rows, curves and notes, and wrap them up with the config and the time taken."""
+    start = time.perf_counter()
+    rows, curves, notes = body()
+    return Result(
+        experiment=name,
+        config=dataclasses.asdict(config),
+        rows=rows,
+        curves=curves,
+        notes=notes,
+        environment=environment(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def command_line(config: Callable[..., ConfigT], run: Callable[[ConfigT], Result], description: str) -> None:
+    """An experiment's ``main``: the config's fields become options, the result goes to ``--out``."""
+    tyro = load_lab_module("tyro")
+    name = description.split(":")[0]
+
+    def main(config: Any, out: pathlib.Path = pathlib.Path("runs") / f"{name}.json") -> None:
+        result = run(config)
+        sys.stdout.write(f"{name}: {len(result.rows)} rows in {result.seconds:.1f} s -> {result.save(out)}\n")
+
+    main.__annotations__["config"] = config
+    main.__doc__ = f"{description}\n\nArgs:\n    out: The result file."
+    tyro.cli(main, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def _commit() -> str:
+    if "HORST_COMMIT" in os.environ:  # for machines that get the files without their history
+        return os.environ["HORST_COMMIT"]
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=pathlib.Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no tensors, tuples, infinities ("inf" instead) or NaN (null). Nine digits: more is noise."""
+    if isinstance(value, torch.Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return f"{value:g}" if math.isinf(value) else float(f"{value:.9g}")
+    return value

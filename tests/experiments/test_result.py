@@ -1,0 +1,69 @@
+"""Result files: round trip, atomic writing, nothing that tells where they were made."""
+
+import json
+import math
+import os
+import pathlib
+import socket
+
+import pytest
+import torch
+
+from horst.experiments import result as result_module
+from horst.experiments.result import Result, environment
+
+
+def example(**changes):
+    fields = {
+        "experiment": "example",
+        "config": {"p_values": (2.0, math.inf), "out": "x"},
+        "rows": [{"a": 1.0, "b": float("nan"), "c": True, "d": None}],
+        "curves": {"loss": torch.tensor([1.0, math.inf])},
+        "notes": ["a note"],
+        "environment": environment(),
+        "seconds": 1.5,
+    }
+    return Result(**{**fields, **changes})
+
+
+def test_round_trip(tmp_path):
+    path = example().save(tmp_path / "deep" / "example.json")
+    loaded = Result.load(path)
+    assert loaded.config["p_values"] == [2.0, "inf"]
+    assert loaded.rows == [{"a": 1.0, "b": None, "c": True, "d": None}]
+    assert loaded.curves == {"loss": [1.0, "inf"]}
+    assert loaded.save(tmp_path / "again.json").read_text() == path.read_text()
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = example().save(tmp_path / "example.json")
+    before = path.read_text()
+    with pytest.raises(TypeError):
+        example(rows=[{"a": object()}]).save(path)
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["example.json"]
+
+
+def test_another_schema_is_refused(tmp_path):
+    path = example().save(tmp_path / "example.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "schema_version": 99}))
+    with pytest.raises(ValueError, match="schema version 99, this code reads 1"):
+        Result.load(path)
+
+
+def test_the_environment_names_versions_and_no_place():
+    found = environment()
+    assert set(found) >= {"commit", "torch", "device", "torch_threads"}
+    text = json.dumps(found)
+    assert socket.gethostname() not in text
+    assert str(pathlib.Path.home()) not in text
+    assert "/" not in text
+
+
+def test_the_commit_is_unknown_outside_git(monkeypatch):
+    def missing(*args, **kwargs):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(result_module.subprocess, "run", missing)
+    assert environment()["commit"] == "unknown"
