@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import horst
+from horst.operators import Adam, HyperbolicEntropy, Mirror
 
 Make = Callable[..., Optimizer]
 # kernels run where they can: on the GPU, else in Triton's interpreter
@@ -41,12 +42,16 @@ OPTIMIZERS: dict[str, Make] = {
     "ham": _ham({}),
     "ham_foreach": _ham({"foreach": True}),
     "ham_fused": _ham({"fused": True}),
+    "operator_adam": lambda params, **kw: horst.Composed(params, Adam(), **{"lr": 1e-2, **kw}),
+    "operator_hyperbolic_adam": lambda params, **kw: horst.Composed(
+        params, Mirror(HyperbolicEntropy(1.0)) @ Adam(), **{"lr": 1e-2, "exact_mirror": True, **kw}
+    ),
     "composed_adamw": _composed(torch.optim.AdamW, weight_decay=0.1),
     "composed_sgd": _composed(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
     "composed_rmsprop": _composed(torch.optim.RMSprop),
     "composed_adafactor": _composed(torch.optim.Adafactor, weight_decay=0.1),
 }
-OURS = [name for name in OPTIMIZERS if not name.startswith("composed")]
+OURS = [name for name in OPTIMIZERS if name.startswith(("horst", "ham"))]
 
 
 @pytest.fixture(params=list(OPTIMIZERS))
@@ -108,9 +113,11 @@ def test_state_dict_round_trip_continues_exactly(make, device):
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
-def test_copies_continue_exactly(make, clone):
+# torch's own Adafactor cannot step on a GPU after it was copied (seen in 2.11)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "composed_adafactor"])
+def test_copies_continue_exactly(name, clone):
     model = small_model()
-    optimizer = make(model.parameters())
+    optimizer = OPTIMIZERS[name](model.parameters())
     train(model, optimizer, 2)
     pair = clone({"model": model, "optimizer": optimizer})
     train(model, optimizer, 2)

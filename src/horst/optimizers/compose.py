@@ -197,27 +197,30 @@ class Mirrored(Optimizer):
         Args:
             closure: Evaluates the model again and returns the loss; handed to the base optimizer.
         """
-        work = []
+        work: list[tuple[int, list[Tensor], list[Tensor], MirrorOptions]] = []
         for i, group in enumerate(self.param_groups):
-            if group["mirror_alpha"] != 0 or group["mirror_beta"] != 0:
-                # with a closure, gradients appear only now
-                params = [p for p in group["params"] if p.grad is not None or closure is not None]
-                before = [_local(p).clone(memory_format=torch.preserve_format) for p in params]
+            # with a closure, gradients appear only in the step
+            params = [p for p in group["params"] if p.grad is not None or closure is not None]
+            if params and (group["mirror_alpha"] != 0 or group["mirror_beta"] != 0):
+                before = list(torch._foreach_mul(_local(params), 1.0))  # a copy of each, made by few calls
                 # read before the step, in case the optimizer schedules itself
                 shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
                 options = MirrorOptions(group["mirror_alpha"], self._decay(group), shrink, self._max_exponent)
                 work.append((i, params, before, options))
         loss = self.base.step() if closure is None else self.base.step(closure)
         for i, params, before, options in work:
-            stepped = [(_local(p), old) for p, old in zip(params, before, strict=True) if p.grad is not None]
-            if not stepped:
-                continue
-            weights = [p for p, _ in stepped]
-            backend = choose_backend(weights, foreach=None, fused=None)
-            mirror_step(weights, [old for _, old in stepped], options, backend, self._launches[i])
+            if closure is not None:  # some may have got no gradient after all
+                stepped = [(p, old) for p, old in zip(params, before, strict=True) if p.grad is not None]
+                params, before = [p for p, _ in stepped], [old for _, old in stepped]
+            if params:
+                weights = _local(params)
+                backend = choose_backend(weights, foreach=None, fused=None)
+                mirror_step(weights, before, options, backend, self._launches[i])
         return loss
 
 
-def _local(param: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; the mirror step is elementwise."""
-    return param.to_local() if hasattr(type(param), "to_local") else param.detach()  # type: ignore[attr-defined]
+def _local(params: list[Tensor]) -> list[Tensor]:
+    """This rank's shards of DTensors, other tensors as they are; the mirror step is elementwise."""
+    if set(map(type, params)) <= {torch.nn.Parameter}:
+        return params
+    return [p.to_local() if hasattr(type(p), "to_local") else p for p in params]  # type: ignore[attr-defined]
