@@ -9,6 +9,7 @@ for a billion weights.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ BLOCK = 1024
 NUM_WARPS = 4
 BLOCKS_PER_CHUNK = 64
 
-_ADDRESS, _IS_CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
+_ADDRESS, _IS_CONTIGUOUS, _DTYPE = Tensor.data_ptr, Tensor.is_contiguous, operator.attrgetter("dtype")
 
 
 @dataclasses.dataclass
@@ -130,7 +131,8 @@ def _signature(fixed: Sequence[Sequence[Tensor]], moving: Sequence[Tensor]) -> t
     dense = list(map(_IS_CONTIGUOUS, moving))
     return (
         [list(map(_ADDRESS, column)) for column in fixed],
-        [t.dtype for t in moving],
+        list(map(_DTYPE, fixed[0])),
+        list(map(_DTYPE, moving)),
         dense if all(dense) else [t.stride() for t in moving],
     )
 

@@ -26,6 +26,7 @@ from horst.optimizers.hyperparameters import check_adam_hyperparameters
 __all__ = ["MirroredAdam"]
 
 _IS_CPU = operator.attrgetter("is_cpu")
+_EXP_AVG, _EXP_AVG_SQ, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))
 
 
 class MirroredAdam(Optimizer, abc.ABC):
@@ -135,8 +136,8 @@ class MirroredAdam(Optimizer, abc.ABC):
 
     def _backend(self, group: dict[str, Any]) -> Backend:
         params, foreach, fused = group["params"], group["foreach"], group["fused"]
-        if not params:
-            return "for-loop"
+        if not params or torch.compiler.is_compiling():
+            return choose_backend(params, foreach, fused)
         key = (len(params), params[0].device, params[0].dtype, foreach, fused)
         known = self._backends.get(id(params))
         if known is None or known[0] != key:  # looking at every parameter at every step would show on the clock
@@ -165,8 +166,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         grads += [grad for p in group["params"] if (grad := p.grad) is not None]
         every = len(grads) == len(group["params"])
         params += group["params"] if every else [p for p in group["params"] if p.grad is not None]
-        all_states = self.state
-        states = [all_states[p] for p in params]
+        states = list(map(self.state.__getitem__, params))
         if not all(states):
             self._refuse_sparse(params, grads)
             for p, state in zip(params, states, strict=True):
@@ -175,9 +175,9 @@ class MirroredAdam(Optimizer, abc.ABC):
                     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
                     state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        exp_avgs += [state["exp_avg"] for state in states]
-        exp_avg_sqs += [state["exp_avg_sq"] for state in states]
-        steps += [state["step"] for state in states]
+        exp_avgs += map(_EXP_AVG, states)
+        exp_avg_sqs += map(_EXP_AVG_SQ, states)
+        steps += map(_STEP, states)
         if step_on_device and params and not params[0].is_cpu and any(map(_IS_CPU, steps)):
             # loaded from a state that lived on the host
             for i, (p, state) in enumerate(zip(params, states, strict=True)):
