@@ -1,0 +1,108 @@
+"""Sparse training in Hugging Face's Trainer: one callback, any method of :mod:`horst.sparsity`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from horst.integrations import resolve_schedule
+from horst.sparsity import Sparsifier
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError('horst.integrations.hf needs transformers: pip install "horst-optim[hf]"') from error
+
+
+class SparsityCallback(TrainerCallback):
+    """Builds the sparsifier when training starts, steps it, and saves and restores it with the checkpoints.
+
+    Its state lies in each checkpoint folder as ``sparsifier.pt`` (``sparsifier-<rank>.pt`` under FSDP2). On resuming,
+    it is read from ``output_dir/checkpoint-<step>``, or from ``resume_from``.
+
+    Args:
+        method: A class of :mod:`horst.sparsity`, such as ``ACDC`` or ``Static``; ``Static`` without further arguments
+            keeps the zeros of an already pruned model at zero while it is fine-tuned.
+        metric: Name of an evaluation metric (``"eval_loss"``); the best dense and the best sparse model by it are kept
+            in ``callback.sparsifier.best``.
+        higher_is_better: Of ``metric``.
+        resume_from: The checkpoint folder, where it is not in ``output_dir``.
+        arguments: The method's arguments. ``schedule`` may be a function of the total number of steps, such as
+            ``acdc_steps`` or ``rigl_steps``.
+
+    Example:
+        >>> from horst.sparsity import ACDC, acdc_steps
+        >>> callback = SparsityCallback(ACDC, sparsity=0.9, schedule=acdc_steps)
+    """
+
+    def __init__(
+        self,
+        method: type[Sparsifier],
+        *,
+        metric: str | None = None,
+        higher_is_better: bool = True,
+        resume_from: str | Path | None = None,
+        **arguments: Any,
+    ) -> None:
+        self.method, self.metric, self.higher_is_better, self.arguments = method, metric, higher_is_better, arguments
+        self.resume_from = resume_from
+        self.sparsifier: Sparsifier | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Model and optimizer are in place, and loaded if a checkpoint is resumed."""
+        arguments = resolve_schedule(self.arguments, state.max_steps)
+        optimizer = _unwrap(kwargs["optimizer"])
+        restored = self._load(args, state.global_step) if state.global_step > 0 else None
+        self.sparsifier = self.method(kwargs["model"], optimizer, state_dict=restored, **arguments)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """After the optimizer's step, before saving and evaluation."""
+        if self.sparsifier is not None:
+            self.sparsifier.step()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep the best models."""
+        if self.sparsifier is None or self.metric is None:
+            return
+        metrics = kwargs["metrics"]
+        if self.metric not in metrics:
+            raise KeyError(f"metric={self.metric!r} is not among the evaluation's: {list(metrics)}.")
+        self.sparsifier.record(float(metrics[self.metric]), higher_is_better=self.higher_is_better)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Put the sparsifier's state beside the model's."""
+        if self.sparsifier is not None and (state.is_world_process_zero or self.sparsifier.is_sharded):
+            folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"sparsifier-{args.process_index}.pt" if self.sparsifier.is_sharded else "sparsifier.pt"
+            torch.save(self.sparsifier.state_dict(), folder / name)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the hooks off; the sparsifier can still be asked for its summary and its best models."""
+        if self.sparsifier is not None:
+            self.sparsifier.close()
+
+    def _load(self, args: TrainingArguments, step: int) -> dict[str, Any]:
+        folder = Path(self.resume_from or Path(args.output_dir or ".") / f"checkpoint-{step}")
+        for name in (f"sparsifier-{args.process_index}.pt", "sparsifier.pt"):
+            if (folder / name).exists():
+                loaded: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)
+                return loaded
+        raise FileNotFoundError(
+            f"the run resumes at step {step}, but {folder} holds no sparsifier.pt. Give the checkpoint's folder: "
+            "SparsityCallback(..., resume_from=...)."
+        )
+
+
+def _unwrap(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside accelerate's wrapper, whose hooks are the ones that run."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer

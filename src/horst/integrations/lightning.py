@@ -1,0 +1,83 @@
+"""Sparse training in Lightning's Trainer: one callback, any method of :mod:`horst.sparsity`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horst.integrations import resolve_schedule
+from horst.sparsity import Sparsifier
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError('horst.integrations.lightning needs Lightning: pip install "horst-optim[lightning]"') from error
+
+
+class SparsityCallback(Callback):
+    """Builds the sparsifier when training starts, steps it, saves and restores it, and masks averages at evaluation.
+
+    Args:
+        method: A class of :mod:`horst.sparsity`, such as ``ACDC``.
+        metric: Name of a logged validation metric; the best dense and the best sparse model by it are kept in
+            ``callback.sparsifier.best``.
+        higher_is_better: Of ``metric``.
+        arguments: The method's arguments. ``schedule`` may be a function of the total number of steps, such as
+            ``acdc_steps`` or ``rigl_steps``.
+
+    Where another callback swaps averaged weights in for validation (``EMAWeightAveraging``), list this one after it.
+
+    Example:
+        >>> from horst.sparsity import ACDC, acdc_steps
+        >>> callback = SparsityCallback(ACDC, sparsity=0.9, schedule=acdc_steps, layers="all_linear")
+    """
+
+    def __init__(
+        self, method: type[Sparsifier], *, metric: str | None = None, higher_is_better: bool = True, **arguments: Any
+    ) -> None:
+        self.method, self.metric, self.higher_is_better, self.arguments = method, metric, higher_is_better, arguments
+        self.sparsifier: Sparsifier | None = None
+        self._restored: dict[str, Any] | None = None
+        self._seen_steps = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Model and optimizers are in place, and loaded if a checkpoint is resumed."""
+        if self.sparsifier is not None:  # a second fit: the first one's hooks are still on
+            self.sparsifier.close()
+        arguments = resolve_schedule(self.arguments, int(trainer.estimated_stepping_batches))
+        self.sparsifier = self.method(pl_module, trainer.optimizers, state_dict=self._restored, **arguments)
+        self._restored = None
+        self._seen_steps = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+        """Step, unless this batch only accumulated gradients."""
+        if self.sparsifier is not None and trainer.global_step != self._seen_steps:
+            self._seen_steps = trainer.global_step
+            self.sparsifier.step()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The trained weights are masked already; an average swapped in by another callback is not."""
+        if self.sparsifier is not None:
+            self.sparsifier.apply_to(pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the best models."""
+        if self.sparsifier is None or self.metric is None or trainer.sanity_checking:
+            return
+        if self.metric not in trainer.callback_metrics:
+            raise KeyError(f"metric={self.metric!r} was not logged; logged are: {list(trainer.callback_metrics)}.")
+        self.sparsifier.record(float(trainer.callback_metrics[self.metric]), higher_is_better=self.higher_is_better)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Part of Lightning's checkpoint."""
+        if self.sparsifier is None:
+            return {}
+        if self.sparsifier.is_sharded:
+            raise NotImplementedError(
+                "Lightning saves callbacks on rank 0 only, but each rank holds its own part of the masks. "
+                "Save callback.sparsifier.state_dict() on every rank yourself."
+            )
+        return self.sparsifier.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Kept until the optimizers are there."""
+        self._restored = state_dict or None

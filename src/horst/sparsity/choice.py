@@ -1,0 +1,99 @@
+"""Which weights go: a pattern, a distribution and scores put together, over all layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from horst.sparsity.distributions import Distribution, allocate, check_ratios
+from horst.sparsity.layers import Layer
+from horst.sparsity.masks import NM, Block, check_sparsity
+from horst.sparsity.selection import exact_floor, select
+from horst.sparsity.sharding import Shard, sum_over_ranks
+
+
+class Chooser:
+    """Chooses the pruned weights of ``layers`` by least score.
+
+    Args:
+        layers: The masked layers.
+        pattern: Unstructured, block or N:M.
+        distribution: How a sparsity is shared out among the layers.
+        sparsity: The sparsity of the whole run; None where the pattern fixes it.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], pattern: Block | NM, distribution: Distribution, sparsity: float | None
+    ) -> None:
+        if sparsity is None and not isinstance(pattern, NM):
+            raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.9 removes nine tenths.")
+        self.layers, self.pattern, self.distribution = layers, pattern, distribution
+        self.sparsity = pattern.sparsity if sparsity is None and isinstance(pattern, NM) else float(sparsity or 0.0)
+        check_sparsity(self.sparsity, pattern)
+        self.shards = {layer.name: Shard.of(layer.param) for layer in layers}
+        for layer in layers:
+            pattern.check(layer.name, layer.param.shape, layer.input_dim)
+            if isinstance(pattern, NM):
+                pattern.check_shard(layer.name, self.shards[layer.name], layer.input_dim)
+        if isinstance(distribution, Mapping):
+            check_ratios(distribution, [layer.name for layer in layers])
+        if isinstance(pattern, Block):
+            self.units = {name: pattern.units(shard) for name, shard in self.shards.items()}
+            self.budget(self.sparsity)  # a bad distribution is refused now, not at the first event
+
+    def budget(self, sparsity: float) -> dict[str, int] | int:
+        """Units to remove, by layer or of all layers together."""
+        units = {name: shard.numel for name, shard in self.units.items()}
+        shapes = {layer.name: tuple(layer.param.shape) for layer in self.layers}
+        return allocate(self.distribution, sparsity, units, shapes, final=self.sparsity)
+
+    def choose(
+        self, sparsity: float, scores: Mapping[str, Tensor], old: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """By layer, a mask that is True where a weight is to be pruned.
+
+        Args:
+            sparsity: The share of zeros to reach.
+            scores: By layer, shaped like the local weights; the smallest magnitudes go.
+            old: Weights that are pruned already and stay so, by layer; only the rest is chosen.
+        """
+        if isinstance(self.pattern, NM):
+            return {layer.name: self.pattern.pruned(scores[layer.name], layer.input_dim) for layer in self.layers}
+        budget = self.budget(sparsity)
+        if isinstance(budget, int):
+            return self._choose([layer.name for layer in self.layers], scores, budget, old)
+        return {
+            name: mask for layer, k in budget.items() for name, mask in self._choose([layer], scores, k, old).items()
+        }
+
+    def exchange(self, name: str, pruned: Tensor, drop_scores: Tensor, grow_scores: Tensor, fraction: float) -> Tensor:
+        """The pruned weights of one layer after the smallest ``fraction`` of its kept units makes room for others."""
+        assert isinstance(self.pattern, Block)
+        kept, units = ~self.pattern.shrink(pruned), self.units[name]
+        count = self.count(name, kept)
+        drop = exact_floor(fraction, count)
+        dropped = select([self.pattern.unit_scores(drop_scores)], [units], drop, [kept])[0]
+        # Grow the largest of what is free: what remains when the smallest, as many as stay pruned, are taken away.
+        stay = units.numel - count
+        return self.pattern.expand(select([self.pattern.unit_scores(grow_scores)], [units], stay, [~kept | dropped])[0])
+
+    def count(self, name: str, mask: Tensor) -> int:
+        """How often ``mask``, of weights or of units, is True over all ranks."""
+        return int(sum_over_ranks(mask.count_nonzero(), self.shards[name].group))
+
+    def _choose(
+        self, names: Sequence[str], scores: Mapping[str, Tensor], k: int, old: Mapping[str, Tensor] | None
+    ) -> dict[str, Tensor]:
+        assert isinstance(self.pattern, Block)
+        units = [self.units[name] for name in names]
+        unit_scores = [self.pattern.unit_scores(scores[name]) for name in names]
+        if not old:
+            chosen = select(unit_scores, units, k)
+        else:
+            before = [self.pattern.shrink(old[name]) for name in names]
+            already = sum(self.count(name, mask) for name, mask in zip(names, before, strict=True))
+            # Rounding may give a layer of an ERK budget one unit back from one pruning to the next: it stays pruned.
+            more = select(unit_scores, units, max(k - already, 0), [~mask for mask in before])
+            chosen = [a | b for a, b in zip(before, more, strict=True)]
+        return {name: self.pattern.expand(mask) for name, mask in zip(names, chosen, strict=True)}

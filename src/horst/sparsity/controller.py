@@ -1,0 +1,444 @@
+"""The one engine: masks around any optimizer. A method is a subclass that says when and which weights go.
+
+Each training step reads::
+
+    loss.backward()          # hooks zero the gradients of pruned weights, so clipping counts kept weights only
+    optimizer.step()         # momentum, AdamW or HORST's first half may revive a pruned weight ...
+    sparsifier.step()        # ... and here it is zero again; on scheduled steps the masks change first
+
+Gradients are masked by a post-accumulate hook on each parameter: it runs after every backward (so accumulation and
+``GradScaler`` need nothing), before DDP's reduction (masks are equal on all ranks, so the mean of masked gradients is
+the masked mean) and after FSDP2's. The sparsifier is the one thing here that writes ``p.grad``; optimizers never do.
+
+No step waits for the device: one ``masked_fill_`` for each gradient and one for each weight. Only the events, which
+count and select, read numbers back.
+
+An optimizer that can mask inside its own update exposes ``set_masks(masks)``, where ``masks`` maps parameters to a
+boolean tensor shaped like the local weight, True where kept, or to None for dense. It is called at every change of
+masks, and the engine then leaves the zeroing of those weights to the optimizer.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from horst.sparsity.best import BestModels
+from horst.sparsity.choice import Chooser
+from horst.sparsity.distributions import Distribution
+from horst.sparsity.layers import Layer, Preset, clean, find_layers, summary_table
+from horst.sparsity.masks import NM, Block, mask_hash, pack, parse_pattern, unpack
+from horst.sparsity.sharding import local, random_scores
+from horst.sparsity.state_policy import StatePolicy
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of masks: after ``step`` optimizer steps, of what ``kind``, and the sparsity that resulted."""
+
+    step: int
+    kind: Literal["prune", "restore", "update", "rewind"]
+    sparsity: float
+
+
+class Options(TypedDict, total=False):
+    """What every method takes beside its own arguments; see :class:`Sparsifier`."""
+
+    layers: Preset | None
+    include: Sequence[str]
+    exclude: Sequence[str]
+    pattern: str | tuple[int, int] | Block | NM
+    seed: int
+    state_dict: Mapping[str, Any] | None
+
+
+class Sparsifier(abc.ABC):
+    """Masks around any optimizer; abstract: use a method such as :class:`~horst.sparsity.acdc.ACDC`.
+
+    Args:
+        model: The model, already moved, wrapped (DDP, ``torch.compile``) and sharded (``fully_shard``).
+        optimizer: The optimizer, or a list of those that share the model's parameters.
+        sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
+        distribution: How the zeros are shared out, see :mod:`horst.sparsity.distributions`.
+        policy: What a change of masks does to the optimizer's state.
+        layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
+        include: Name patterns of weights to mask as well.
+        exclude: Name patterns of weights to leave dense.
+        pattern: ``"unstructured"``, ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
+        seed: Of random scores; with it, they are equal on every rank and device.
+        state_dict: Of a run to go on with. Passed here rather than to :meth:`load_state_dict` where the weights are
+            already those of the checkpoint, which the method's first mask would spoil.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        sparsity: float | None,
+        distribution: Distribution,
+        policy: StatePolicy,
+        layers: Preset | None = "blocks",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        pattern: str | tuple[int, int] | Block | NM = "unstructured",
+        seed: int = 0,
+        state_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
+        self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
+        self.pattern, self.sparsity = self._chooser.pattern, self._chooser.sparsity
+        self.policy = policy
+        self.seed = seed
+        self.steps = 0
+        self.best = BestModels()
+        self.observers: list[Callable[[Sparsifier, Event], None]] = []
+        self._owner = self._find_owners()
+        self._pruned: dict[str, Tensor] = {}  # by layer, True where a weight is zero; a layer not in it is dense
+        self._removed = {layer.name: 0 for layer in self.layers}  # how many, over all ranks
+        self._draws = 0
+        self._resume_from = state_dict
+        self._handles: list[Any] = [self._hook_gradient(layer) for layer in self.layers]
+
+    def _start(self) -> None:
+        """End of a method's constructor: make the first masks, or take them from the given state."""
+        if self._resume_from is None:
+            with torch.no_grad():
+                self._begin()
+                self._check_replicas()
+        else:
+            self.load_state_dict(self._resume_from)
+            self._resume_from = None
+
+    # --- what a method says -------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Before the first training step."""
+
+    def _on_step(self) -> Event | None:
+        """After optimizer step number ``self.steps``, before pruned weights are zeroed."""
+        return None
+
+    def _wants_dense_gradient(self, layer: Layer) -> bool:
+        """Whether the gradients of pruned weights are left in ``p.grad`` in the coming step."""
+        return False
+
+    def _extra_state(self) -> dict[str, Any]:
+        """What the method itself remembers."""
+        return {}
+
+    def _load_extra_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most methods remember nothing
+        """Take back what :meth:`_extra_state` gave."""
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self) -> Event | None:
+        """Once after every optimizer step: change the masks if it is time, then zero what is pruned.
+
+        Returns:
+            The event, if there was one.
+        """
+        self.steps += 1
+        if self.steps == 1:
+            self.policy.check(self.optimizers)
+        event = self._on_step()
+        self._zero_weights()
+        if event is not None:
+            self._after_event(event)
+        return event
+
+    @torch.no_grad()
+    def mask_gradients(self) -> None:
+        """Zero the gradients of pruned weights. Only for code that fills ``p.grad`` without a backward pass."""
+        for layer in self.layers:
+            self._mask_gradient(layer)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether any weight is masked now."""
+        return any(self._removed.values())
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks hold different parts of the masks (FSDP2), so that each must save its own state."""
+        return any(shard.group is not None for shard in self._chooser.shards.values())
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """The masks by layer name, True where a weight is kept; of a sharded weight, this rank's part."""
+        return {
+            layer.name: ~self._pruned[layer.name]
+            if layer.name in self._pruned
+            else torch.ones_like(local(layer.param), dtype=torch.bool)
+            for layer in self.layers
+        }
+
+    @property
+    def current_sparsity(self) -> float:
+        """Share of zeros that the masks hold now, over all masked layers and ranks."""
+        return sum(self._removed.values()) / sum(shard.numel for shard in self._chooser.shards.values())
+
+    def mask_hash(self) -> int:
+        """A hash of all masks: equal on all ranks, and for sharded weights equal to that of the unsharded run."""
+        masks = self.masks
+        return mask_hash(
+            [masks[layer.name] for layer in self.layers], [self._chooser.shards[l.name] for l in self.layers]
+        )
+
+    def summary(self) -> str:
+        """A table of layers: weights, pruned, sparsity, and of the whole model."""
+        rows = [(layer.name, tuple(layer.param.shape), self._removed[layer.name]) for layer in self.layers]
+        return summary_table(rows, sum(p.numel() for p in self.model.parameters()))
+
+    # --- evaluation and saving ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def evaluate(self, model: nn.Module) -> Iterator[nn.Module]:
+        """``model``, an average (EMA) of the trained one, with the present masks; put back on leaving.
+
+        The average of a pruned weight fades but is not zero. Masking it here costs one pass at each evaluation
+        instead of one at each training step.
+        """
+        saved = []
+        with torch.no_grad():
+            for weight, pruned in self._matched(dict(model.named_parameters())):
+                saved.append((weight, pruned, weight[pruned]))
+                weight.masked_fill_(pruned, 0)
+        try:
+            yield model
+        finally:
+            with torch.no_grad():
+                for weight, pruned, values in saved:
+                    weight[pruned] = values
+
+    @torch.no_grad()
+    def apply_to(self, model: nn.Module) -> None:
+        """Zero the pruned weights of another copy of the model for good, as for saving an EMA."""
+        for weight, pruned in self._matched(dict(model.named_parameters())):
+            weight.masked_fill_(pruned, 0)
+
+    @torch.no_grad()
+    def masked_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of a model's ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""
+        out = dict(state_dict)
+        for name, value in state_dict.items():
+            if clean(name) in self._pruned:
+                out[name] = value.detach().clone()
+                local(out[name]).masked_fill_(self._pruned[clean(name)].to(value.device), 0)
+        return out
+
+    def record(self, metric: float, model: nn.Module | None = None, *, higher_is_better: bool = True) -> bool:
+        """Keep ``model`` (by default the trained one) if it is the best yet of its kind, dense or sparse.
+
+        Returns:
+            Whether it is. ``sparsifier.best["sparse"]`` holds metric, step and weights.
+        """
+        kind = "sparse" if self.is_sparse else "dense"
+        model = self.model if model is None else model
+        return self.best.record(kind, metric, self.steps, self.masked_state_dict(model.state_dict()), higher_is_better)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs: masks (eight weights a byte), step, random draws, best models.
+
+        Of sharded weights it holds this rank's part: save one a rank, and resume on as many.
+        """
+        return {
+            "method": type(self).__name__,
+            "steps": self.steps,
+            "seed": self.seed,
+            "draws": self._draws,
+            "pruned": {name: pack(pruned) for name, pruned in self._pruned.items()},
+            "best": self.best.state_dict(),
+            "extra": self._extra_state(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well."""
+        if state_dict["method"] != type(self).__name__:
+            raise ValueError(f"this state was saved by {state_dict['method']}, not by {type(self).__name__}.")
+        by_name = {layer.name: layer for layer in self.layers}
+        pruned = {}
+        for name, packed in state_dict["pruned"].items():
+            if name not in by_name:
+                raise ValueError(f"the state masks {name!r}, which is not among the masked layers: {list(by_name)}.")
+            weight = local(by_name[name].param)
+            if packed.numel() != -(-weight.numel() // 8):
+                raise ValueError(
+                    f"the saved mask of {name} has {packed.numel()} bytes, {weight.numel()} weights here need "
+                    f"{-(-weight.numel() // 8)}. Resume the same model on the same number of ranks."
+                )
+            pruned[name] = unpack(packed.to(weight.device), weight.shape)
+        self.steps, self.seed, self._draws = (int(state_dict[key]) for key in ("steps", "seed", "draws"))
+        self.best.load_state_dict(state_dict["best"])
+        self._pruned = pruned
+        self._masks_changed()
+        self._load_extra_state(state_dict["extra"])
+
+    def close(self) -> None:
+        """Take all hooks off: training goes on without masks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def __enter__(self) -> Sparsifier:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- what methods are made of -------------------------------------------------------------------------------
+
+    def _select(
+        self, sparsity: float, scores: Mapping[str, Tensor] | None = None, *, nested: bool = False
+    ) -> dict[str, Tensor]:
+        """The weights to be pruned at ``sparsity``, those of least score; by default the score is the magnitude.
+
+        Args:
+            nested: What is pruned already stays so, and only the rest is chosen.
+        """
+        if scores is None:
+            scores = {layer.name: local(layer.param) for layer in self.layers}
+        return self._chooser.choose(sparsity, scores, self._pruned if nested else None)
+
+    def _set_pruned(self, new: Mapping[str, Tensor], kind: Literal["prune", "restore", "update"]) -> None:
+        """Make ``new`` the pruned weights of the layers it names: zero them, and treat the state as the policy says."""
+        removed: dict[Tensor, Tensor] = {}
+        regrown: dict[Tensor, Tensor] = {}
+        for layer in self.layers:
+            if layer.name in new:
+                old = self._pruned.get(layer.name, torch.zeros_like(new[layer.name]))
+                removed[layer.param] = new[layer.name] & ~old
+                regrown[layer.param] = old & ~new[layer.name]
+        if kind in ("prune", "update"):
+            self.policy.apply("prune", self.optimizers, removed)
+        if kind in ("restore", "update"):
+            self.policy.apply("restore", self.optimizers, regrown)
+        self._pruned |= new
+        if kind == "restore":
+            for name in new:
+                del self._pruned[name]
+        self._masks_changed()
+        self._zero_weights(always=True)
+
+    def _restore_all(self) -> None:
+        """Every layer dense again."""
+        dense = {name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}
+        self._set_pruned(dense, "restore")
+
+    def _event(self, kind: Literal["prune", "restore", "update", "rewind"]) -> Event:
+        return Event(self.steps, kind, self.current_sparsity)
+
+    def _random(self, layer_index: int) -> Tensor:
+        """Random scores of one layer, new at each draw; see :func:`~horst.sparsity.sharding.random_scores`."""
+        layer = self.layers[layer_index]
+        key = ((self.seed * 1_000_003 + self._draws) * 1_000_003 + layer_index) % (1 << 62)
+        return random_scores(self._chooser.shards[layer.name], key, local(layer.param).device)
+
+    def _layers_of(self, optimizer: Optimizer) -> list[Layer]:
+        return [layer for layer in self.layers if self._owner[layer.name] is optimizer]
+
+    def _require_units(self) -> None:
+        """Refuse N:M in a method that changes how many weights a group keeps."""
+        if isinstance(self.pattern, NM):
+            raise ValueError(
+                f"{type(self).__name__} needs an unstructured or block pattern, got {self.pattern.n}:{self.pattern.m}. "
+                "For N:M use ACDC, Static or SRSTE."
+            )
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _find_owners(self) -> dict[str, Optimizer]:
+        owners: dict[str, Optimizer] = {}
+        for optimizer in self.optimizers:
+            ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            owners |= {layer.name: optimizer for layer in self.layers if id(layer.param) in ids}
+        missing = [layer.name for layer in self.layers if layer.name not in owners]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} masked weights are in no optimizer: {', '.join(missing[:4])}. Make the optimizer from "
+                "the model's present parameters (after moving and sharding it), pass every optimizer in a list, or "
+                "exclude these layers."
+            )
+        return owners
+
+    def _hook_gradient(self, layer: Layer) -> Any:
+        engine = weakref.ref(self)  # a sparsifier that is gone masks nothing
+
+        def hook(_: Tensor) -> None:
+            if (sparsifier := engine()) is not None:
+                sparsifier._mask_gradient(layer)
+
+        return layer.param.register_post_accumulate_grad_hook(hook)
+
+    def _mask_gradient(self, layer: Layer) -> None:
+        pruned = self._pruned.get(layer.name)
+        if pruned is not None and layer.param.grad is not None and not self._wants_dense_gradient(layer):
+            local(layer.param.grad).masked_fill_(pruned, 0)
+
+    def _zero_weights(self, *, always: bool = False) -> None:
+        for layer in self.layers:
+            pruned = self._pruned.get(layer.name)
+            if pruned is not None and (always or not self._optimizer_masks(self._owner[layer.name])):
+                local(layer.param).masked_fill_(pruned, 0)
+
+    def _masks_changed(self) -> None:
+        """Count what is pruned, over all ranks, and tell optimizers that mask by themselves."""
+        for layer in self.layers:
+            pruned = self._pruned.get(layer.name)
+            self._removed[layer.name] = 0 if pruned is None else self._chooser.count(layer.name, pruned)
+        for optimizer in self.optimizers:
+            if self._optimizer_masks(optimizer):
+                pruned_by_param = {layer.param: self._pruned.get(layer.name) for layer in self._layers_of(optimizer)}
+                masks = {p: None if pruned is None else ~pruned for p, pruned in pruned_by_param.items()}
+                optimizer.set_masks(masks)  # type: ignore[attr-defined]
+
+    def _optimizer_masks(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer zeroes pruned weights itself, inside its update."""
+        return hasattr(optimizer, "set_masks")
+
+    def _after_event(self, event: Event) -> None:
+        logger.info("step %d: %s, sparsity %.6f", event.step, event.kind, event.sparsity)
+        self._check_replicas()
+        for observer in self.observers:
+            observer(self, event)
+
+    def _check_replicas(self) -> None:
+        """Under DDP: masks that differ between ranks would silently train different networks."""
+        if not (dist.is_available() and isinstance(self.model, nn.parallel.DistributedDataParallel)):
+            return
+        mine = self.mask_hash()
+        hashes: list[Any] = [None] * dist.get_world_size(self.model.process_group)
+        dist.all_gather_object(hashes, mine, group=self.model.process_group)
+        if any(other != mine for other in hashes):
+            raise RuntimeError(
+                f"masks differ between ranks: hashes {hashes}. The replicas' weights must be equal; compute scores "
+                "from gradients that are averaged over the ranks."
+            )
+
+    def _matched(self, parameters: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """The local weights of another copy of the model, each with this model's pruned weights."""
+        by_name = {clean(name): p for name, p in parameters.items()}
+        missing = [name for name in self._pruned if name not in by_name]
+        if missing:
+            raise ValueError(f"the given model has no parameter {missing[0]!r}: it must be a copy of the trained one.")
+        matched = [(local(by_name[name]), pruned) for name, pruned in self._pruned.items()]
+        return [(weight, pruned.to(weight.device)) for weight, pruned in matched]  # averages may live on the CPU

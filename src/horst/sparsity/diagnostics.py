@@ -1,0 +1,131 @@
+"""What masks and weights do as training goes on, recorded at every change of masks; and figures of it.
+
+For each event and layer: sparsity; *overlap*, the share of kept weights that the previous sparse mask kept too;
+*sign flips*, the share of weights kept both times whose sign changed in between; and quantiles of the magnitudes of
+kept weights. All are exact and summed over ranks; nothing is computed between events.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horst.sparsity.controller import Event, Sparsifier
+from horst.sparsity.layers import Layer
+from horst.sparsity.masks import pack, unpack
+from horst.sparsity.selection import kth_magnitude
+from horst.sparsity.sharding import local
+
+
+class Recorder:
+    """Records a sparsifier's events in :attr:`records`, a list of plain dictionaries.
+
+    Args:
+        sparsifier: The sparsifier to watch.
+        quantiles: Of the magnitudes of kept weights, each in (0, 1].
+
+    Example:
+        >>> from horst.sparsity import GMP, Cubic
+        >>> model = torch.nn.Linear(10, 10)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> gmp = GMP(model, optimizer, sparsity=0.8, schedule=Cubic(1, 3, every=1), layers="all_linear")
+        >>> recorder = Recorder(gmp)
+        >>> for _ in range(3):
+        ...     event = gmp.step()
+        >>> [(r["step"], r["sparsity"], r["layers"]["weight"]["overlap"]) for r in recorder.records]
+        [(1, 0.0, None), (2, 0.7, None), (3, 0.8, 1.0)]
+    """
+
+    def __init__(
+        self, sparsifier: Sparsifier, *, quantiles: Sequence[float] = (0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
+    ) -> None:
+        if not all(0.0 < q <= 1.0 for q in quantiles):
+            raise ValueError(f"quantiles must lie in (0, 1], got {list(quantiles)}.")
+        self.records: list[dict[str, Any]] = []
+        self._quantiles = tuple(quantiles)
+        self._previous: dict[str, tuple[Tensor, Tensor]] = {}  # by layer: kept, and negative, at the last sparse event
+        sparsifier.observers.append(self._record)
+
+    @torch.no_grad()
+    def _record(self, sparsifier: Sparsifier, event: Event) -> None:
+        masks = sparsifier.masks
+        layers = {layer.name: self._layer(sparsifier, layer, masks[layer.name]) for layer in sparsifier.layers}
+        record = {"step": event.step, "kind": event.kind, "sparsity": event.sparsity}
+        self.records.append({**record, "layers": layers})
+
+    def _layer(self, sparsifier: Sparsifier, layer: Layer, kept: Tensor) -> dict[str, Any]:
+        count = sparsifier._chooser.count
+        total, n = layer.param.numel(), count(layer.name, kept)
+        ranks = {q: max(1, math.ceil(q * n)) for q in self._quantiles if n}
+        row: dict[str, Any] = {
+            "sparsity": 1.0 - n / total,
+            "overlap": None,
+            "sign_flips": None,
+            "quantiles": {str(q): kth_magnitude([layer.param], k, among=[kept]) for q, k in ranks.items()},
+        }
+        if not sparsifier.is_sparse:
+            return row
+        negative = local(layer.param) < 0
+        if layer.name in self._previous:
+            # Bits from a checkpoint may lie on the CPU.
+            was_kept, was_negative = (unpack(b.to(kept.device), kept.shape) for b in self._previous[layer.name])
+            both = kept & was_kept
+            shared = count(layer.name, both)
+            row["overlap"] = shared / n if n else None
+            row["sign_flips"] = count(layer.name, both & (negative != was_negative)) / shared if shared else None
+        self._previous[layer.name] = (pack(kept), pack(negative))
+        return row
+
+    def save(self, path: str | Path) -> None:
+        """Write the records as JSON."""
+        Path(path).write_text(json.dumps(self.records, indent=1) + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"records": list(self.records), "previous": {name: list(bits) for name, bits in self._previous.items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave."""
+        self.records = list(state_dict["records"])
+        self._previous = {name: (bits[0], bits[1]) for name, bits in state_dict["previous"].items()}
+
+
+def plot(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """Draw the records of a run: overlap, sign flips, sparsity by layer, magnitudes.
+
+    Args:
+        records: :attr:`Recorder.records`, or what :meth:`Recorder.save` wrote.
+        path: Where the figure goes; its ending chooses the format.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('plot needs matplotlib: pip install "horst-optim[lab]"') from error
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    panels = [
+        ("overlap", "kept weights that the last mask kept too"),
+        ("sign_flips", "kept weights whose sign changed"),
+        ("sparsity", "sparsity of each layer"),
+    ]
+    names = list(records[0]["layers"]) if records else []
+    for ax, (key, title) in zip(axes.flat, panels, strict=False):
+        for name in names:
+            points = [(r["step"], r["layers"][name][key]) for r in records if r["layers"][name][key] is not None]
+            ax.plot([x for x, _ in points], [y for _, y in points], marker=".", linewidth=0.8, label=name)
+        ax.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
+    if len(names) <= 8:
+        axes.flat[0].legend(fontsize="x-small")
+    for q in list(records[0]["layers"][names[0]]["quantiles"]) if names else []:
+        values = [[layer["quantiles"].get(q, math.nan) for layer in r["layers"].values()] for r in records]
+        axes.flat[3].plot([r["step"] for r in records], [sum(v) / len(v) for v in values], marker=".", label=q)
+    axes.flat[3].set(title="quantiles of |w| of kept weights, mean over layers", xlabel="step", yscale="log")
+    if names:
+        axes.flat[3].legend(fontsize="x-small")
+    figure.savefig(path)

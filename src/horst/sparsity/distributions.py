@@ -1,0 +1,111 @@
+"""How the zeros are shared out among the layers: uniform, global, ERK, or a given sparsity for each layer.
+
+A distribution turns an overall sparsity into the number of units that each layer loses, or, for ``"global"``, into one
+number for all layers together, to be found by one threshold.
+
+- ``"uniform"``: ``floor(s * n)`` in every layer.
+- ``"global"``: ``floor(s * N)`` over all layers, one threshold (the reference implementation of AC/DC).
+- ``"erk"``: Erdős-Rényi-kernel (Evci et al., *Rigging the Lottery*, 2020): a layer's density is proportional to
+  ``sum(shape) / prod(shape)``. Layers that would exceed density 1 stay dense and the rest is solved again; the total
+  is ``floor(s * N)`` to the unit.
+- a dictionary ``{pattern: sparsity}``: a layer takes the first entry whose key is its name, a prefix of it
+  (``"blocks.3"``) or a wildcard pattern. OWL's ratios (Yin et al., 2023) are given this way, one entry a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from horst.sparsity.masks import check_sparsity
+from horst.sparsity.selection import exact_floor
+
+Distribution = Literal["uniform", "global", "erk"] | Mapping[str, float]
+
+
+def allocate(
+    distribution: Distribution,
+    sparsity: float,
+    units: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    final: float | None = None,
+) -> dict[str, int] | int:
+    """Units to remove: of each layer by name, or of all together (``"global"``).
+
+    Args:
+        distribution: See the module.
+        sparsity: Overall share of zeros now. Of a dictionary's layers, each gets its own entry times
+            ``sparsity / final``, so that a gradual schedule brings each layer to its own sparsity.
+        units: Number of units (weights, unless masks are by block) in each layer.
+        shapes: Shape of each layer's weight.
+        final: The overall sparsity a gradual schedule ends at; None: ``sparsity`` is final.
+
+    Example:
+        >>> allocate("uniform", 0.9, {"a": 15, "b": 100}, {"a": (3, 5), "b": (10, 10)})
+        {'a': 13, 'b': 90}
+        >>> allocate("erk", 0.9, {"a": 15, "b": 100}, {"a": (3, 5), "b": (10, 10)})
+        {'a': 12, 'b': 91}
+    """
+    if isinstance(distribution, Mapping):
+        part = 1.0 if final is None or final == 0.0 else sparsity / final
+        return {name: exact_floor(layer_sparsity(distribution, name) * part, n) for name, n in units.items()}
+    if distribution == "uniform":
+        return {name: exact_floor(sparsity, n) for name, n in units.items()}
+    total = exact_floor(sparsity, sum(units.values()))
+    if distribution == "global":
+        return total
+    if distribution == "erk":
+        return _erk(total, units, shapes)
+    raise ValueError(
+        f"distribution must be 'uniform', 'global', 'erk' or a dictionary of sparsities by layer, got {distribution!r}."
+    )
+
+
+def layer_sparsity(ratios: Mapping[str, float], name: str) -> float:
+    """The entry of ``ratios`` for the layer ``name``: by name, by prefix or by wildcard, the first that fits."""
+    for key, ratio in ratios.items():
+        if _fits(key, name):
+            check_sparsity(ratio)
+            return ratio
+    raise ValueError(
+        f"no entry of the sparsity dictionary fits layer {name!r}; its keys are {list(ratios)}. "
+        "Add the layer's name, a prefix of it, or a wildcard such as '*' at the end."
+    )
+
+
+def check_ratios(ratios: Mapping[str, float], names: Sequence[str]) -> None:
+    """Every layer has an entry in [0, 1), every entry a layer."""
+    for name in names:
+        layer_sparsity(ratios, name)
+    for key in ratios:
+        if not any(_fits(key, name) for name in names):
+            raise ValueError(f"{key!r} in the sparsity dictionary fits no layer. The layers are: {', '.join(names)}.")
+
+
+def _fits(key: str, name: str) -> bool:
+    return name == key or name.startswith(key + ".") or fnmatchcase(name, key)
+
+
+def _erk(total_removed: int, units: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    kept = sum(units.values()) - total_removed
+    factor = {name: sum(shapes[name]) / math.prod(shapes[name]) for name in units}
+    dense: set[str] = set()
+    while True:  # at least one more layer turns dense each time round
+        rest = [name for name in units if name not in dense]
+        weight = sum(factor[name] * units[name] for name in rest)
+        scale = (kept - sum(units[name] for name in dense)) / weight if rest else 0.0
+        too_dense = {name for name in rest if scale * factor[name] > 1.0}
+        if not too_dense:
+            break
+        dense |= too_dense
+    share = {name: float(units[name]) if name in dense else scale * factor[name] * units[name] for name in units}
+    keep = {name: min(math.floor(share[name]), units[name]) for name in units}
+    # Hand out what rounding down left over, largest fraction first, so that the budget is met to the unit.
+    order = sorted((name for name in units), key=lambda name: keep[name] - share[name])
+    while (missing := kept - sum(keep.values())) > 0:
+        for name in [name for name in order if keep[name] < units[name]][:missing]:
+            keep[name] += 1
+    return {name: units[name] - keep[name] for name in units}

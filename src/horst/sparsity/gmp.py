@@ -1,0 +1,62 @@
+"""GMP: gradual magnitude pruning.
+
+References: Zhu and Gupta, *To prune, or not to prune: exploring the efficacy of pruning for model compression*, 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+from typing_extensions import Unpack
+
+from horst.sparsity.controller import Event, Options, Sparsifier
+from horst.sparsity.distributions import Distribution
+from horst.sparsity.schedules import Cubic
+from horst.sparsity.state_policy import StatePolicy
+
+
+class GMP(Sparsifier):
+    """Remove the smallest weights a few at a time, along a cubic; what is removed stays removed.
+
+    Args:
+        schedule: When, and how fast: :class:`~horst.sparsity.schedules.Cubic`.
+
+    The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(10, 10)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> sparsifier = GMP(model, optimizer, sparsity=0.8, schedule=Cubic(0, 4, every=2), layers="all_linear")
+        >>> [event for _ in range(4) if (event := sparsifier.step())]
+        [Event(step=2, kind='prune', sparsity=0.7), Event(step=4, kind='prune', sparsity=0.8)]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        sparsity: float,
+        schedule: Cubic,
+        distribution: Distribution = "uniform",
+        policy: StatePolicy = StatePolicy(),  # noqa: B008 - frozen
+        **options: Unpack[Options],
+    ) -> None:
+        if schedule.initial > sparsity:
+            raise ValueError(f"GMP starts at initial={schedule.initial}, above its sparsity {sparsity}.")
+        super().__init__(model, optimizer, sparsity=sparsity, distribution=distribution, policy=policy, **options)
+        self._require_units()
+        self.schedule = schedule
+        self._start()
+
+    def _begin(self) -> None:
+        self._on_step()
+
+    def _on_step(self) -> Event | None:
+        if not self.schedule.is_due(self.steps):
+            return None
+        self._set_pruned(self._select(self.schedule.sparsity(self.steps, self.sparsity), nested=True), "prune")
+        return self._event("prune")

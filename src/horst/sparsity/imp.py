@@ -1,0 +1,122 @@
+"""IMP: iterative magnitude pruning with rewinding, the search for lottery tickets.
+
+References: Frankle and Carbin, *The Lottery Ticket Hypothesis*, 2019; Frankle, Dziugaite, Roy, Carbin, *Linear Mode
+Connectivity and the Lottery Ticket Hypothesis*, 2020 (rewinding to an early step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import Unpack
+
+from horst.sparsity.controller import Event, Options, Sparsifier
+from horst.sparsity.distributions import Distribution
+from horst.sparsity.layers import clean
+from horst.sparsity.schedules import Rounds
+from horst.sparsity.sharding import local
+from horst.sparsity.state_policy import StatePolicy
+
+
+class IMP(Sparsifier):
+    """Train, remove the smallest weights, rewind the rest to an early step, train again.
+
+    Each round removes the same share of what is left, so that the last one trains at ``sparsity``. A rewind puts back
+    all parameters, buffers and optimizer state. The learning rate is yours to rewind: drive it by
+    :attr:`training_step`, for example with ``LambdaLR(optimizer, lambda _: rate(sparsifier.training_step))``.
+
+    Args:
+        schedule: :class:`~horst.sparsity.schedules.Rounds`.
+
+    The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(10, 10)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> sparsifier = IMP(model, optimizer, sparsity=0.75, schedule=Rounds(2, 3), layers="all_linear")
+        >>> [event.sparsity for _ in range(9) if (event := sparsifier.step())]
+        [0.5, 0.75]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        sparsity: float,
+        schedule: Rounds,
+        distribution: Distribution = "global",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(
+            model, optimizer, sparsity=sparsity, distribution=distribution, policy=StatePolicy(), **options
+        )
+        self._require_units()
+        self.schedule = schedule
+        self._early: dict[str, Tensor] = {}
+        self._early_state: list[dict[int, dict[str, Any]]] = []
+        self._start()
+
+    @property
+    def training_step(self) -> int:
+        """Steps of training that the present weights have seen: what a learning-rate schedule should be given."""
+        return self.schedule.training_step(self.steps)
+
+    def _begin(self) -> None:
+        self._on_step()
+
+    def _on_step(self) -> Event | None:
+        if self.steps == self.schedule.rewind_to:
+            self._early = {name: tensor.clone() for name, tensor in self._tensors()}
+            self._early_state = [_copy_state(optimizer) for optimizer in self.optimizers]
+        if not self.schedule.starts_round(self.steps):
+            return None
+        target = self.schedule.sparsity(self.schedule.round_at(self.steps), self.sparsity)
+        pruned = self._select(target, nested=True)
+        for name, tensor in self._tensors():
+            tensor.copy_(self._early[name])
+        for optimizer, early in zip(self.optimizers, self._early_state, strict=True):
+            _rewind_state(optimizer, early)
+        self._set_pruned(pruned, "prune")
+        return self._event("rewind")
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return [(clean(name), local(tensor)) for name, tensor in named]
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"early": dict(self._early), "early_state": list(self._early_state)}
+
+    def _load_extra_state(self, state: Mapping[str, Any]) -> None:
+        devices = {name: tensor.device for name, tensor in self._tensors()}
+        self._early = {name: value.to(devices[name]) for name, value in state["early"].items()}
+        self._early_state = list(state["early_state"])
+
+
+def _copy_state(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """A copy of the optimizer's state, by the parameter's position in its groups."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        i: {k: local(v).clone() if isinstance(v, Tensor) else v for k, v in optimizer.state[p].items()}
+        for i, p in enumerate(params)
+        if p in optimizer.state
+    }
+
+
+def _rewind_state(optimizer: Optimizer, early: Mapping[int, Mapping[str, Any]]) -> None:
+    """Put the state back. What had none yet has none again, and the optimizer makes it anew."""
+    for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        if i not in early:
+            optimizer.state.pop(p, None)
+            continue
+        for key in [key for key in optimizer.state[p] if key not in early[i]]:
+            del optimizer.state[p][key]
+        for key, value in early[i].items():
+            if isinstance(value, Tensor):
+                local(optimizer.state[p][key]).copy_(value)
+            else:
+                optimizer.state[p][key] = value

@@ -1,0 +1,154 @@
+"""Which weights are masked: presets, name patterns, and the summary table.
+
+The presets, by what the paper and its base code do:
+
+- ``"blocks"`` (default): the linear layers inside the transformer blocks. Embeddings, patch embedding and head stay
+  dense. A block is an item of a ``ModuleList`` or ``Sequential`` whose items are all of one class and have submodules:
+  ``blocks.0`` in timm, ``transformer.h.0`` in Hugging Face GPT-2, ``encoder.layer.0`` in BERT.
+- ``"all_linear"``: every linear layer, head included (the paper's base code); the patch embedding stays dense.
+- ``"all"``: convolutions too.
+- ``None``: only what ``include`` names.
+
+Linear layers are ``nn.Linear``, the ``Conv1D`` of Hugging Face's GPT-2 and the packed projections of
+``nn.MultiheadAttention``. A weight used twice (tied) appears once, under its first name. Biases, norms and embeddings
+are never in a preset; frozen weights (``requires_grad=False``) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import Tensor, nn
+
+Preset = Literal["blocks", "all_linear", "all"]
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One maskable weight: its name without wrappers, the parameter, and the dimension that multiplies the input."""
+
+    name: str
+    param: nn.Parameter
+    input_dim: int
+
+
+def find_layers(
+    model: nn.Module, preset: Preset | None = "blocks", *, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> list[Layer]:
+    """The weights of ``model`` to mask, in the order of the model.
+
+    Args:
+        preset: See the module.
+        include: Wildcard patterns of parameter names to add (``"head.weight"``, ``"*.embed_tokens.weight"``).
+        exclude: Patterns to take away again; it has the last word.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> [layer.name for layer in find_layers(model, "all_linear", exclude=["2.*"])]
+        ['0.weight']
+    """
+    if isinstance(include, str) or isinstance(exclude, str):
+        raise TypeError("include and exclude are lists of patterns: write ['head.*'], not 'head.*'.")
+    if preset not in ("blocks", "all_linear", "all", None):
+        raise ValueError(f"layers must be 'blocks', 'all_linear', 'all' or None, got {preset!r}.")
+    candidates = {clean(name): p for name, p in model.named_parameters() if p.dim() >= 2}  # tied weights appear once
+    input_dims = {id(weight): dim for weight, dim in _weights(model, "all")}
+    chosen = {id(weight) for weight, _ in _weights(model, preset)} if preset else set()
+    for pattern in include:
+        chosen |= {id(candidates[name]) for name in _matching(pattern, candidates, "include")}
+    for pattern in exclude:
+        chosen -= {id(candidates[name]) for name in _matching(pattern, candidates, "exclude")}
+    trainable = {name: p for name, p in candidates.items() if p.requires_grad}
+    layers = [Layer(name, p, input_dims.get(id(p), 1)) for name, p in trainable.items() if id(p) in chosen]
+    if not layers:
+        hint = "No transformer blocks were found: use layers='all_linear' or 'all'. " if preset == "blocks" else ""
+        raise ValueError(
+            f"nothing to mask: layers={preset!r}, include={list(include)}, exclude={list(exclude)} choose no trainable "
+            f"weight. {hint}Parameters of two or more dimensions: {_shorten(candidates)}."
+        )
+    return layers
+
+
+def clean(name: str) -> str:
+    """A parameter's name without the prefixes of DDP, averages, ``torch.compile`` and activation checkpointing.
+
+    Example:
+        >>> clean("module._orig_mod.blocks.0.fc.weight")
+        'blocks.0.fc.weight'
+    """
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    while name.startswith("module."):  # only in front: further in, a model may have a part of that name
+        name = name.removeprefix("module.")
+    return name
+
+
+def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
+    blocks = _block_prefixes(model)
+    for name, module in model.named_modules():
+        if preset == "blocks" and not any(name.startswith(prefix) for prefix in blocks):
+            continue
+        if isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and preset == "all"):
+            yield module.weight, 1
+        elif any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf"):
+            yield module.weight, 0  # Hugging Face's Conv1D stores (input, output)
+        elif isinstance(module, nn.MultiheadAttention):
+            for weight in (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
+                if weight is not None:
+                    yield weight, 1
+
+
+def _block_prefixes(model: nn.Module) -> list[str]:
+    prefixes = []
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module):
+            items = list(module.children())
+            if len({type(item) for item in items}) == 1 and any(True for _ in items[0].children()):
+                prefixes.append(f"{name}." if name else "")
+    return prefixes
+
+
+def _matching(pattern: str, candidates: dict[str, nn.Parameter], argument: str) -> list[str]:
+    names = [name for name in candidates if fnmatchcase(name, pattern)]
+    if not names:
+        raise ValueError(
+            f"{argument}={pattern!r} matches no parameter of two or more dimensions. Names look like: "
+            f"{_shorten(candidates)}. A pattern must fit the whole name: use '*' at its ends."
+        )
+    return names
+
+
+def _shorten(names: dict[str, nn.Parameter]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:8]) + (f", ... ({len(listed)} in all)" if len(listed) > 8 else "")
+
+
+def summary_table(rows: Sequence[tuple[str, Sequence[int], int]], model_parameters: int) -> str:
+    """A table of ``(name, shape, pruned)``: per layer, over the masked layers, and of the whole model.
+
+    Example:
+        >>> print(summary_table([("fc.weight", (10, 10), 90)], model_parameters=110))
+        layer          shape    weights     pruned  sparsity
+        fc.weight      10x10        100         90  90.0000%
+        masked layers               100         90  90.0000%
+        whole model                 110         90  81.8182%
+    """
+    sizes = [("x".join(map(str, shape)), name, _product(shape), pruned) for name, shape, pruned in rows]
+    width = max(len("masked layers"), *(len(name) for _, name, _, _ in sizes))
+    weights, pruned = sum(n for _, _, n, _ in sizes), sum(k for _, _, _, k in sizes)
+    body = [*sizes, ("", "masked layers", weights, pruned), ("", "whole model", model_parameters, pruned)]
+    lines = [f"{'layer':{width}}{'shape':>7}{'weights':>11}{'pruned':>11}  sparsity"]
+    lines += [f"{name:{width}}{shape:>7}{n:>11}{k:>11}  {100 * k / n:.4f}%" for shape, name, n, k in body]
+    return "\n".join(lines)
+
+
+def _product(shape: Sequence[int]) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n

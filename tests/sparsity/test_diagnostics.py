@@ -1,0 +1,73 @@
+"""Records by hand, restarts, and the figure."""
+
+import json
+
+import pytest
+import torch
+from sparse_methods import PHASES, TOTAL, Tiny, adamw, differences, train_step
+from torch import nn
+
+from horst.sparsity import ACDC, Phases, Recorder, plot
+
+
+def test_overlap_and_sign_flips_by_hand():
+    model = nn.Linear(8, 1, bias=False)
+    model.weight.data = torch.tensor([[8.0, -7.0, 6.0, 5.0, 1.0, 1.0, 1.0, 1.0]])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sparsifier = ACDC(model, optimizer, sparsity=0.5, schedule=Phases((1, 2, 3), end=5), layers="all_linear")
+    recorder = Recorder(sparsifier, quantiles=(0.5, 1.0))
+    sparsifier.step()  # keeps 0..3
+    sparsifier.step()  # dense
+    model.weight.data = torch.tensor([[-8.0, -7.0, 6.0, 0.0, 9.0, 1.0, 1.0, 1.0]])
+    sparsifier.step()  # keeps 0, 1, 2, 4
+    sparse, dense, again = (record["layers"]["weight"] for record in recorder.records)
+    assert sparse == {"sparsity": 0.5, "overlap": None, "sign_flips": None, "quantiles": {"0.5": 6.0, "1.0": 8.0}}
+    assert (dense["sparsity"], dense["overlap"]) == (0.0, None)
+    assert again == {
+        "sparsity": 0.5,
+        "overlap": 3 / 4,
+        "sign_flips": 1 / 3,
+        "quantiles": {"0.5": 7.0, "1.0": 9.0},
+    }
+    assert [(r["step"], r["kind"]) for r in recorder.records] == [(1, "prune"), (2, "restore"), (3, "prune")]
+
+
+def test_records_survive_a_restart():
+    def run(stop=None):
+        model = Tiny()
+        optimizer = adamw(model.parameters())
+        sparsifier = ACDC(model, optimizer, sparsity=0.9, schedule=PHASES)
+        recorder = Recorder(sparsifier)
+        for step in range(TOTAL):
+            if step == stop:
+                state = recorder.state_dict()
+                sparsifier.observers.clear()
+                recorder = Recorder(sparsifier)
+                recorder.load_state_dict(state)
+            train_step(model, [optimizer], sparsifier, step)
+        return recorder.records
+
+    whole = run()
+    assert len(whole) == 5
+    assert whole[4]["layers"]["blocks.0.fc1.weight"]["overlap"] is not None
+    assert differences(whole, run(stop=15)) == []
+
+
+def test_records_are_written_and_drawn(tmp_path):
+    model = Tiny()
+    optimizer = adamw(model.parameters())
+    sparsifier = ACDC(model, optimizer, sparsity=0.9, schedule=PHASES)
+    recorder = Recorder(sparsifier)
+    for step in range(TOTAL):
+        train_step(model, [optimizer], sparsifier, step)
+    recorder.save(tmp_path / "records.json")
+    assert json.loads((tmp_path / "records.json").read_text()) == recorder.records
+    plot(recorder.records, tmp_path / "records.png")
+    assert (tmp_path / "records.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_quantiles_must_be_shares():
+    model = Tiny()
+    sparsifier = ACDC(model, adamw(model.parameters()), sparsity=0.9, schedule=PHASES)
+    with pytest.raises(ValueError, match=r"quantiles must lie in \(0, 1\], got \[50\]"):
+        Recorder(sparsifier, quantiles=[50])

@@ -1,0 +1,142 @@
+"""Two processes against one: the same masks on every rank, under DDP and FSDP2, with a restart in the middle."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sparse_methods import METHODS, TOTAL, Tiny, adamw, expected_zeros, loss_of
+
+from horst.sparsity import Recorder
+
+WORKER = Path(__file__).parent / "distributed_worker.py"
+
+
+def run_single(name):
+    model = Tiny()
+    optimizer = adamw(model.parameters())
+    sparsifier = METHODS[name](model, optimizer)
+    recorder = Recorder(sparsifier, quantiles=(0.5,)) if name == "acdc" else None
+    hashes, norms = [sparsifier.mask_hash()], []
+    for step in range(TOTAL):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
+        optimizer.step()
+        if sparsifier.step() or step % 8 == 7:
+            hashes.append(sparsifier.mask_hash())
+    records = recorder.records if recorder else []
+    return {"hashes": hashes, "norms": norms, "records": records, "weights": dict(model.named_parameters())}
+
+
+def strip_quantiles(record):
+    """Counts agree exactly between one rank and two; magnitudes only to rounding."""
+    return {name: {**layer, "quantiles": None} for name, layer in record["layers"].items()}
+
+
+def launch(kind, tmp_path, world=2):
+    outs = [tmp_path / f"rank{rank}.pt" for rank in range(world)]
+    command = [sys.executable, str(WORKER), kind]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(tmp_path / "store"), str(outs[rank])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    logs = [process.communicate(timeout=300)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(logs)
+    return [torch.load(out, weights_only=True) for out in outs]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-columns"])
+def test_two_ranks_train_the_run_of_one(kind, tmp_path):
+    ranks = launch(kind, tmp_path)
+    assert len(ranks[0]) >= 4
+    for name, first in ranks[0].items():
+        single = run_single(name)
+        for other in ranks[1:]:
+            assert other[name]["hashes"] == first["hashes"], name
+        assert first["is_sharded"] == (kind != "ddp")
+        # The gradients are sums in another order, so weights agree to rounding and masks exactly.
+        assert first["hashes"] == single["hashes"], name
+        assert [strip_quantiles(r) for r in first["records"]] == [strip_quantiles(r) for r in single["records"]]
+        for key, weight in single["weights"].items():
+            torch.testing.assert_close(first["weights"][key], weight.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first["norms"], single["norms"], rtol=1e-4, atol=1e-6)
+        for step in range(TOTAL):
+            held = sum(sum(rank[name]["counts"][step]) for rank in ranks) // (2 if kind == "ddp" else 1)
+            assert held == expected_zeros(name, step + 1)
+
+
+def run_script(script, tmp_path, world):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), str(tmp_path / "store"), str(WORKER.parent)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    logs = [process.communicate(timeout=120)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(logs)
+    return logs
+
+
+UNEVEN = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+sys.path.insert(0, sys.argv[3])
+from sparse_methods import Tiny, adamw
+from horst.sparsity import AtInit, Static
+rank, world = int(sys.argv[1]), 5
+if world > 1:
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=world)
+for make in (
+    lambda m, o: Static(m, o, sparsity=0.55, distribution="global"),
+    lambda m, o: Static(m, o, sparsity=0.55),
+    lambda m, o: Static(m, o, pattern="1:4"),
+    lambda m, o: AtInit(m, o, sparsity=0.55, score="random"),
+):
+    model = Tiny()
+    for p in model.parameters():
+        p.data = (p.data * 4).round() / 4
+    if world > 1:
+        fully_shard(model)
+    print("hash", make(model, adamw(model.parameters())).mask_hash())
+if world > 1:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_uneven_and_empty_shards_full_of_ties_choose_what_one_process_chooses(tmp_path):
+    """Eight rows over five ranks: 2, 2, 2, 2 and none."""
+    hashes = [[line for line in log.splitlines() if "hash" in line] for log in run_script(UNEVEN, tmp_path, 5)]
+    single = run_script(UNEVEN.replace("int(sys.argv[1]), 5", "0, 1"), tmp_path, 1)[0]
+    assert len(hashes[0]) == 4
+    assert all(rank == [line for line in single.splitlines() if "hash" in line] for rank in hashes)
+
+
+def test_masks_that_differ_between_ranks_are_noticed(tmp_path):
+    script = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from horst.sparsity import Static
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+masks = {"weight": torch.arange(16).view(4, 4) % 2 == rank}
+try:
+    Static(model, torch.optim.SGD(model.parameters()), masks=masks, layers="all_linear")
+except RuntimeError as error:
+    assert "masks differ between ranks" in str(error)
+    print("noticed")
+dist.barrier()
+dist.destroy_process_group()
+"""
+    assert all("noticed" in log for log in run_script(script, tmp_path, 2))

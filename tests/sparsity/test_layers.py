@@ -1,0 +1,125 @@
+"""Which weights are masked: presets on real architectures, patterns, ties, and the summary."""
+
+import pytest
+import timm
+import torch
+from sparse_methods import Tiny, adamw
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+from horst.sparsity import Static, find_layers
+
+
+def names(model, *args, **kwargs):
+    return [layer.name for layer in find_layers(model, *args, **kwargs)]
+
+
+def count(model, *args):
+    return sum(layer.param.numel() for layer in find_layers(model, *args))
+
+
+@pytest.fixture(scope="module")
+def deit_small():
+    with torch.device("meta"):
+        return timm.create_model("deit_small_patch16_224")
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=2, n_head=2))
+
+
+def test_deit_small_has_the_papers_prunable_weights(deit_small):
+    assert count(deit_small) == 21_233_664
+    assert count(deit_small, "all_linear") == 21_233_664 + 384_000
+    assert count(deit_small, "all") == 21_233_664 + 384_000 + 384 * 3 * 16 * 16
+
+
+def test_deit_base_has_the_papers_prunable_weights():
+    with torch.device("meta"):
+        model = timm.create_model("deit_base_patch16_224")
+    assert count(model) == 84_934_656
+    assert count(model, "all_linear") == 84_934_656 + 768_000
+
+
+def test_blocks_of_gpt2_are_conv1d_with_the_input_first(gpt2):
+    layers = find_layers(gpt2)
+    assert [layer.name for layer in layers[:4]] == [
+        f"transformer.h.0.{part}.weight" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    ]
+    assert len(layers) == 8
+    assert all(layer.input_dim == 0 for layer in layers)
+
+
+def test_nm_on_conv1d_groups_along_the_input(gpt2):
+    optimizer = adamw(gpt2.parameters())
+    sparsifier = Static(gpt2, optimizer, pattern="2:4")
+    for layer in sparsifier.layers:
+        assert (sparsifier.masks[layer.name].t().reshape(-1, 4).sum(1) == 2).all()
+
+
+def test_a_tied_head_appears_once(gpt2):
+    assert names(gpt2, "all_linear").count("transformer.wte.weight") == 1
+    assert "lm_head.weight" not in names(gpt2, "all_linear")
+    assert len(find_layers(gpt2, "all_linear")) == 9
+
+
+def test_bert_and_torch_transformers_have_blocks():
+    bert = BertModel(
+        BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12)
+    )
+    assert len(find_layers(bert)) == 12
+    assert all(name.startswith("encoder.layer.") for name in names(bert))
+    torch_encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 2, enable_nested_tensor=False)
+    assert names(torch_encoder)[:2] == ["layers.0.self_attn.in_proj_weight", "layers.0.self_attn.out_proj.weight"]
+    assert len(find_layers(torch_encoder)) == 8
+
+
+def test_include_adds_and_exclude_has_the_last_word():
+    model = Tiny()
+    assert names(model, include=["head.*"])[-1] == "head.weight"
+    assert names(model, exclude=["*.1.*"]) == ["blocks.0.fc1.weight", "blocks.0.fc2.weight"]
+    assert names(model, None, include=["embed.weight", "head.*"], exclude=["head.weight"]) == ["embed.weight"]
+
+
+def test_wrappers_do_not_change_names():
+    model = Tiny()
+    assert names(torch.compile(model)) == names(model)
+    assert names(nn.ModuleDict({"module": torch.compile(model)})) == names(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"preset": "block"}, ValueError, "layers must be 'blocks', 'all_linear', 'all' or None, got 'block'"),
+        (
+            {"include": ["haed.*"]},
+            ValueError,
+            r"include='haed.\*' matches no parameter .* Names look like: embed.weight",
+        ),
+        ({"exclude": ["norm"]}, ValueError, "exclude='norm' matches no parameter"),
+        ({"exclude": "head.*"}, TypeError, "lists of patterns"),
+        ({"exclude": ["blocks.*"]}, ValueError, "nothing to mask"),
+        ({"preset": None}, ValueError, "nothing to mask"),
+    ],
+)
+def test_choices_that_choose_nothing_are_refused(arguments, error, text):
+    with pytest.raises(error, match=text):
+        find_layers(Tiny(), **arguments)
+
+
+def test_a_model_without_blocks_is_told_what_to_do():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="No transformer blocks were found: use layers='all_linear'"):
+        find_layers(model)
+
+
+def test_the_summary_counts_layers_and_the_whole_model():
+    model = Tiny()
+    sparsifier = Static(model, adamw(model.parameters()), sparsity=0.5)
+    lines = [line.split() for line in sparsifier.summary().splitlines()]
+    assert lines[0] == ["layer", "shape", "weights", "pruned", "sparsity"]
+    assert lines[1] == ["blocks.0.fc1.weight", "12x8", "96", "48", "50.0000%"]
+    assert lines[5] == ["masked", "layers", "384", "192", "50.0000%"]
+    total = sum(p.numel() for p in model.parameters())
+    assert lines[6] == ["whole", "model", str(total), "192", f"{19200 / total:.4f}%"]
