@@ -202,6 +202,45 @@ def test_fused_on_a_cpu_is_refused_with_the_reason(monkeypatch):
     assert not optimizer._step_supports_amp_scaling
 
 
+@pytest.mark.parametrize("backend", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("cls", [HORST, HAM])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_masks_inside_the_step_equal_masks_after_it(backend, cls, dtype, device):
+    shapes = [(40, 30), (1500,), (7, 3), (5,), (0, 2)]
+    a, b = params_like(shapes, dtype, device), params_like(shapes, dtype, device)
+    inside, after = cls(a, lr=1e-2, **backend), cls(b, lr=1e-2, **backend)
+    masks = {0: torch.rand(40, 30, device=device) < 0.3, 1: torch.rand(1500, device=device) < 0.5}
+    inside.set_masks({a[i]: mask for i, mask in masks.items()})
+    for k in range(4):
+        if k == 3:  # dense again: the AdamW step revives the zeros
+            inside.set_masks({a[0]: None})
+            del masks[0]
+        step_together([inside, after], 1, seed=k)
+        for i, mask in masks.items():
+            b[i].data.masked_fill_(~mask, 0)
+        for p, q in zip(a, b, strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=0)
+        for i, mask in masks.items():
+            assert (a[i][~mask] == 0).all()
+    assert (a[0] != 0).float().mean() > 0.9
+
+
+def test_masks_survive_load_state_dict_and_are_checked():
+    a, b = params_like([(4, 3), (3,)])
+    optimizer = HORST([a, b])
+    with pytest.raises(ValueError, match="not in this optimizer"):
+        optimizer.set_masks({nn.Parameter(torch.ones(2)): torch.ones(2, dtype=torch.bool)})
+    with pytest.raises(ValueError, match=r"shaped like its weight \(4, 3\)"):
+        optimizer.set_masks({a: torch.ones(3, dtype=torch.bool)})
+    with pytest.raises(ValueError, match="boolean"):
+        optimizer.set_masks({a: torch.ones(4, 3)})
+    optimizer.set_masks({a: torch.eye(4, 3, dtype=torch.bool)})
+    optimizer.load_state_dict(optimizer.state_dict())
+    a.grad = torch.ones_like(a)
+    optimizer.step()
+    assert int((a != 0).sum()) == 3
+
+
 def test_lr_may_be_a_tensor_that_a_scheduler_changes():
     (p,), (q,) = params_like([(30,)]), params_like([(30,)])
     one, two = HORST([p], lr=torch.tensor(1e-2)), HORST([q], lr=1e-2)

@@ -28,6 +28,7 @@ def horst_step(
     options: StepOptions,
     backend: Backend,
     *,
+    masks: list[Tensor] | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     cache: LaunchCache | None = None,
@@ -35,6 +36,7 @@ def horst_step(
     """AdamW's step, then the mirror step along the same direction, on every tensor of the lists, in place.
 
     Args:
+        masks: Boolean tensors like the parameters; a weight is zero after the step where its mask is False.
         grad_scale, found_inf: What ``torch.amp.GradScaler`` hands to an optimizer; for the fused backend alone.
         cache: For the fused backend, one for each list of tensors that is stepped; without it the tables are made anew.
 
@@ -46,7 +48,7 @@ def horst_step(
         tensor([ 0.5156, -1.7312])
     """
     if backend == "fused":
-        _fused(tensors, options, grad_scale, found_inf, cache or LaunchCache())
+        _fused(tensors, options, masks, grad_scale, found_inf, cache or LaunchCache())
         return
     if grad_scale is not None or found_inf is not None:
         raise RuntimeError(f"grad_scale and found_inf are for the fused backend, and {backend} was chosen.")
@@ -55,13 +57,20 @@ def horst_step(
         horst_step_multi_tensor(tensors, options)
     else:
         horst_step_single_tensor(tensors, options)
+    for p, mask in zip(tensors.params, masks or (), strict=False):
+        p.masked_fill_(~mask, 0)
 
 
 # torch.compiler.disable would import the whole compiler here: two seconds
 @torch._disable_dynamo  # type: ignore[attr-defined]
 def _fused(
-    tensors: StepTensors, options: StepOptions, grad_scale: Tensor | None, found_inf: Tensor | None, cache: LaunchCache
+    tensors: StepTensors,
+    options: StepOptions,
+    masks: list[Tensor] | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    cache: LaunchCache,
 ) -> None:
     from horst.kernels.horst_step.triton import horst_step_triton
 
-    horst_step_triton(tensors, options, grad_scale=grad_scale, found_inf=found_inf, cache=cache)
+    horst_step_triton(tensors, options, masks=masks, grad_scale=grad_scale, found_inf=found_inf, cache=cache)

@@ -34,10 +34,10 @@ def _one_minus_exp(x, ACC: tl.constexpr):
 
 @triton.jit
 def _update_block(
-    theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
+    theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
     lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent,
     ACC: tl.constexpr, MASKED: tl.constexpr, MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr,
-    CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr,
+    CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr,
 ):  # fmt: skip
     """The lines of reference.py, in their order, on one block. Loads in the storage dtypes, computes in ACC."""
     mask = offsets < n if MASKED else None  # a mask the compiler cannot see through forbids 16-byte accesses
@@ -74,6 +74,8 @@ def _update_block(
             limit = tl.full((), max_exponent, ACC)
             exponent = tl.minimum(tl.maximum(exponent, -limit), limit)
         theta *= tl.exp(exponent)
+    if SPARSE:
+        theta = tl.where(tl.load(keep_ptr + offsets, mask=mask) != 0, theta, 0.0)
     if STOCHASTIC:
         key = mix((step.to(tl.int64) + salt * 0x9E3779B9).to(tl.uint32))
         noise = mix((offsets + (offsets >> 32)).to(tl.uint32) ^ key)
@@ -93,14 +95,16 @@ def _horst_kernel(
     eps: tl.float64, weight_decay: tl.float64, alpha: tl.float64, beta: tl.float64, max_exponent: tl.float64,
     THETA: tl.constexpr, M: tl.constexpr, V: tl.constexpr, GRAD: tl.constexpr, ACC: tl.constexpr,
     MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr, CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr,
-    STOCHASTIC: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
+    STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     chunk = program // BLOCKS_PER_CHUNK
     tensor = tl.load(chunks + 2 * chunk)
     block = tl.load(chunks + 2 * chunk + 1) + program % BLOCKS_PER_CHUNK
-    row = table + 6 * tensor  # theta, m, v, step, number of elements, position
-    n = tl.load(row + 4)
+    COLUMNS: tl.constexpr = 7 if SPARSE else 6  # theta, m, v, step, (mask,) number of elements, position
+    row = table + COLUMNS * tensor
+    n = tl.load(row + COLUMNS - 2)
     start = block.to(tl.int64) * BLOCK  # int64: offsets into a large tensor overflow int32
     if start >= n:
         return
@@ -113,27 +117,29 @@ def _horst_kernel(
     v_ptr = tl.load(row + 2).to(tl.pointer_type(V))
     step_ptr = tl.load(row + 3).to(tl.pointer_type(tl.float32))
     g_ptr = tl.load(grad_table + tensor).to(tl.pointer_type(GRAD))
+    keep_ptr = tl.load(row + 4).to(tl.pointer_type(tl.int8)) if SPARSE else theta_ptr
     if ALIGNED:
         theta_ptr = tl.multiple_of(theta_ptr, 16)
         m_ptr = tl.multiple_of(m_ptr, 16)
         v_ptr = tl.multiple_of(v_ptr, 16)
         g_ptr = tl.multiple_of(g_ptr, 16)
-    salt = tl.load(row + 5) if STOCHASTIC else 0
+        keep_ptr = tl.multiple_of(keep_ptr, 16)
+    salt = tl.load(row + COLUMNS - 1) if STOCHASTIC else 0
 
     offsets = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:
         _update_block(
-            theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
+            theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
             lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
             max_exponent,
-            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC,
+            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
     else:
         _update_block(
-            theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
+            theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
             lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
             max_exponent,
-            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC,
+            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
 
     # The program that draws a tensor's last ticket advances its step counter: no second launch. After the barrier every
@@ -149,6 +155,7 @@ def horst_step_triton(
     tensors: StepTensors,
     options: StepOptions,
     *,
+    masks: list[Tensor] | None,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     cache: LaunchCache,
@@ -158,14 +165,17 @@ def horst_step_triton(
     Gradients and moments laid out unlike their parameter, and parameters with gaps, go through contiguous copies.
 
     Args:
+        masks: Boolean tensors like the parameters; a weight is zero after the step where its mask is False.
         grad_scale, found_inf: What ``torch.amp.GradScaler`` hands over; read on the device.
     """
     params, grads, exp_avgs, exp_avg_sqs, steps = tensors
     staged: list[tuple[Tensor, Tensor]] = []
-    launches = cache.reuse((params, exp_avgs, exp_avg_sqs, steps), grads)
+    more = [] if masks is None else [masks]
+    launches = cache.reuse((params, exp_avgs, exp_avg_sqs, steps, *more), grads)
     if launches is None:
-        params, grads, exp_avgs, exp_avg_sqs, staged = _walkable(params, grads, exp_avgs, exp_avg_sqs)
-        launches = cache.plan((params, exp_avgs, exp_avg_sqs, steps), grads, keep=not staged)
+        columns, staged = _walkable(params, grads, exp_avgs, exp_avg_sqs, *more)
+        params, grads, exp_avgs, exp_avg_sqs, *more = columns
+        launches = cache.plan((params, exp_avgs, exp_avg_sqs, steps, *more), grads, keep=not staged)
     for i in cache.empty:
         # no program visits it, but ranks must agree on the counter of a parameter with empty shards
         steps[i].add_(1 if found_inf is None else 1 - found_inf.to(steps[i].device).view(()))
@@ -173,7 +183,7 @@ def horst_step_triton(
     lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, *_ = options
     for launch in launches:
         device = launch.table.device
-        theta_dtype, m_dtype, v_dtype, _, grad_dtype = launch.dtypes
+        theta_dtype, m_dtype, v_dtype, *_, grad_dtype = launch.dtypes
         acc = torch.float64 if theta_dtype is torch.float64 else torch.float32
         lr_on_device = None
         if isinstance(lr, Tensor) and not lr.is_cpu:
@@ -208,6 +218,7 @@ def horst_step_triton(
                 CLAMP=max_exponent is not None,
                 MAXIMIZE=options.maximize,
                 STOCHASTIC=options.stochastic_rounding and theta_dtype is torch.bfloat16,
+                SPARSE=masks is not None,
                 ALIGNED=launch.aligned,
                 BLOCK=BLOCK,
                 BLOCKS_PER_CHUNK=BLOCKS_PER_CHUNK,
@@ -217,16 +228,18 @@ def horst_step_triton(
         original.copy_(copy)
 
 
-def _walkable(
-    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """The lists with contiguous stand-ins where operands are laid out unlike each other, and what to copy back."""
-    columns = (list(params), list(grads), list(exp_avgs), list(exp_avg_sqs))
+def _walkable(*lists: list[Tensor]) -> tuple[list[list[Tensor]], list[tuple[Tensor, Tensor]]]:
+    """Parameters, gradients, moments (and masks) with contiguous stand-ins where they are laid out unlike each other.
+
+    Returns:
+        The lists, and the pairs (tensor, stand-in) of what the step writes, to be copied back.
+    """
+    columns = [list(column) for column in lists]
     staged: list[tuple[Tensor, Tensor]] = []
-    for i, row in enumerate(zip(*columns, strict=True)):
+    for i, row in enumerate(zip(*lists, strict=True)):
         if not share_one_dense_layout(*row):
-            for column, tensor in zip(columns, row, strict=True):
-                column[i] = tensor.contiguous()
-                if column is not columns[1]:
-                    staged.append((tensor, column[i]))
-    return *columns, [(tensor, copy) for tensor, copy in staged if tensor is not copy]
+            for c, tensor in enumerate(row):
+                columns[c][i] = tensor.contiguous()
+                if c in (0, 2, 3) and columns[c][i] is not tensor:
+                    staged.append((tensor, columns[c][i]))
+    return columns, staged
