@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from horst.data.lab import load_lab_module
 from horst.experiments.result import Result
 from horst.report.figures import FIGURES
+from horst.report.tables import markdown, number, origin, rewrite_blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ def summary_table(result: Result) -> str:
     lines = [
         [
             row["label"],
-            _number(row["lr"], "g"),
+            number(row["lr"], "g"),
             _with_spread(row, "log10_loss", ".2f"),
             _with_spread(row, "off_support", ".4f"),
             _with_spread(row, "off_mass", ".3f"),
-            _number(row["leads"], ".0%"),
+            number(row["leads"], ".0%"),
             *(_with_spread(row, f"angle_{g}", ".1f") for g in ("l1", "l2", "linf")),
         ]
         for row in result.rows
     ]
-    return _markdown([*columns, *angles], lines)
+    return markdown([*columns, *angles], lines)
 
 
 def ratio_table(result: Result) -> str:
@@ -58,7 +58,7 @@ def ratio_table(result: Result) -> str:
         [row["label"], *(_with_spread(row, f"norm_ratio_{g}", ".3f") for g in ("l1", "l2", "linf"))]
         for row in result.rows
     ]
-    return _markdown(["", "L1 norm ratio", "L2 norm ratio", "L-inf norm ratio"], lines)
+    return markdown(["", "L1 norm ratio", "L2 norm ratio", "L-inf norm ratio"], lines)
 
 
 def dichotomy_table(result: Result) -> str:
@@ -68,17 +68,17 @@ def dichotomy_table(result: Result) -> str:
             row["operator"],
             row["class"],
             *(_yes(row[key]) for key in ("linear", "bounded")),
-            _number(row["bound"], ".3g"),
+            number(row["bound"], ".3g"),
             _yes(row["commutes_with_hyperbolic"]),
             _yes(row["coercive"]),
-            _number(row["mu"], ".3g"),
-            *(_number(row.get(f"angle_{g}"), ".1f") for g in ("l1", "l2", "linf")),
-            _number(row.get("off_support"), ".3f"),
+            number(row["mu"], ".3g"),
+            *(number(row.get(f"angle_{g}"), ".1f") for g in ("l1", "l2", "linf")),
+            number(row.get("off_support"), ".3f"),
         ]
         for row in result.rows
     ]
     columns = ["operator", "class", "linear", "bounded", "C", "commutes with hyperbolic", "inversely coercive", "mu"]
-    return _markdown([*columns, "angle to L1", "to L2", "to L-inf", "off-support"], lines)
+    return markdown([*columns, "angle to L1", "to L2", "to L-inf", "off-support"], lines)
 
 
 def loss_table(result: Result) -> str:
@@ -87,13 +87,13 @@ def loss_table(result: Result) -> str:
     lines = [
         [
             row["label"],
-            _number(row["lr"], "g"),
-            *(_number(row[key], "d", none="not reached") for key in keys),
-            _number(row["log10_loss"], ".2f"),
+            number(row["lr"], "g"),
+            *(number(row[key], "d", none="not reached") for key in keys),
+            number(row["log10_loss"], ".2f"),
         ]
         for row in result.rows
     ]
-    return _markdown(["", "lr", *(f"steps to {key[9:]}" for key in keys), "final log10 loss"], lines)
+    return markdown(["", "lr", *(f"steps to {key[9:]}" for key in keys), "final log10 loss"], lines)
 
 
 def theorem_table(result: Result) -> str:
@@ -119,16 +119,16 @@ def theorem_table(result: Result) -> str:
             [
                 row["setup"],
                 f"{row['p']:g}" if row["p"] != "inf" else "inf",
-                _number(row["smoothing"], "g"),
+                number(row["smoothing"], "g"),
                 str(row["solvable_seeds"]),
                 f"{10 ** row['log10_norm']:.0e}",
-                *(_number(row[key], ".4f") for key in ("gap_halfway", "gap", "gap_global")),
-                *(_number(row[key], ".1f") for key in ("angle_restricted", "angle_l1", "angle_l2", "angle_linf")),
-                _number(row["angle_between_starts"], ".1f"),
-                *(_number(row[key], ".3f") for key in ("measured_exponent", "predicted_exponent")),
+                *(number(row[key], ".4f") for key in ("gap_halfway", "gap", "gap_global")),
+                *(number(row[key], ".1f") for key in ("angle_restricted", "angle_l1", "angle_l2", "angle_linf")),
+                number(row["angle_between_starts"], ".1f"),
+                *(number(row[key], ".3f") for key in ("measured_exponent", "predicted_exponent")),
             ]
         )
-    return _markdown([*columns, *more], lines)
+    return markdown([*columns, *more], lines)
 
 
 def alpha_table(result: Result) -> str:
@@ -137,12 +137,12 @@ def alpha_table(result: Result) -> str:
         [
             row["label"],
             "diverged" if row["diverged"] else _with_spread(row, "off_support", ".4f"),
-            *(_number(row[key], spec) for key, spec in (("leads", ".0%"), ("log10_loss", ".2f"), ("angle_l1", ".1f"))),
+            *(number(row[key], spec) for key, spec in (("leads", ".0%"), ("log10_loss", ".2f"), ("angle_l1", ".1f"))),
         ]
         for row in result.rows
         if "_alpha_" in row["method"]
     ]
-    return _markdown(["", "off-support magnitude", "informative lead", "log10 loss", "angle to L1"], lines)
+    return markdown(["", "off-support magnitude", "informative lead", "log10 loss", "angle to L1"], lines)
 
 
 def ablation_table(result: Result) -> str:
@@ -158,7 +158,7 @@ def ablation_table(result: Result) -> str:
             star = "*" if row["margin"] is not None and row["margin"] <= 0 else ""
             line.append("diverged" if row["diverged"] else f"{row['off_support']:.3f}{star}")
         lines.append(line)
-    return _markdown(["variant", *methods], lines)
+    return markdown(["variant", *methods], lines)
 
 
 # Marker on the page -> result file and the function that writes its table.
@@ -178,16 +178,16 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
 def rewrite_page(page: str, results: dict[str, Result]) -> str:
     """The page with every marked block replaced by its table and, below it, where the numbers come from."""
 
-    def replace(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name not in TABLES:
-            raise ValueError(f"the page asks for the table {name!r}. Known tables: {sorted(TABLES)}.")
-        file, write = TABLES[name]
-        if file not in results:
-            raise ValueError(f"the table {name!r} needs the result file {file}.json. Run the experiment first.")
-        return f"<!-- table:{name} -->\n{write(results[file])}\n{_origin(file, results[file])}\n<!-- /table -->"
+    def writer(name: str) -> Callable[[], str]:
+        def write_table() -> str:
+            file, write = TABLES[name]
+            if file not in results:
+                raise ValueError(f"the table {name!r} needs the result file {file}.json. Run the experiment first.")
+            return f"{write(results[file])}\n\n{origin(f'results/geometry/{file}.json', results[file])}"
 
-    return re.sub(r"<!-- table:(?P<name>\w+) -->.*?<!-- /table -->", replace, page, flags=re.DOTALL)
+        return write_table
+
+    return rewrite_blocks(page, {name: writer(name) for name in TABLES})
 
 
 def build(config: Config) -> list[pathlib.Path]:
@@ -210,34 +210,14 @@ def main() -> None:
         sys.stdout.write(f"{path}\n")
 
 
-def _markdown(columns: list[str], lines: list[list[str]]) -> str:
-    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*head, *("| " + " | ".join(line) + " |" for line in lines)])
-
-
-def _number(value: float | str | None, spec: str, none: str = "n/a") -> str:
-    """A number as the table shows it; a result file holds infinity as a string."""
-    if value is None:
-        return none
-    return value if isinstance(value, str) else format(value, spec)
-
-
 def _with_spread(row: dict[str, Any], key: str, spec: str) -> str:
     """Mean and, where there is one, spread."""
     spread = row.get(f"{key}_std")
-    return _number(row.get(key), spec) + (f" ± {format(spread, spec)}" if spread is not None else "")
+    return number(row.get(key), spec) + (f" ± {format(spread, spec)}" if spread is not None else "")
 
 
 def _yes(value: bool | None) -> str:
     return "n/a" if value is None else ("yes" if value else "no")
-
-
-def _origin(file: str, result: Result) -> str:
-    where, commit = result.environment, result.environment["commit"][:12]
-    return (
-        f"\n`results/geometry/{file}.json`: {result.seconds:.0f} s on {where['device']}, torch {where['torch']}, "
-        f"commit {commit}."
-    )
 
 
 if __name__ == "__main__":
