@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from horst.integrations.hf import SparsityCallback
 from horst.sparsity import ACDC, SET, Phases, Static, acdc_steps, rigl_steps
@@ -22,7 +22,7 @@ def gpt2():
     return GPT2LMHeadModel(config)
 
 
-def train(tmp_path, callback, *, model=None, resume=None, **options):
+def train(tmp_path, callback, *, model=None, resume=None, more=(), **options):
     arguments = TrainingArguments(
         output_dir=str(tmp_path),
         max_steps=STEPS,
@@ -37,7 +37,9 @@ def train(tmp_path, callback, *, model=None, resume=None, **options):
         **{"save_strategy": "no", **options},
     )
     model = model or gpt2()
-    trainer = Trainer(model, arguments, train_dataset=dataset(), eval_dataset=dataset()[:8], callbacks=[callback])
+    trainer = Trainer(
+        model, arguments, train_dataset=dataset(), eval_dataset=dataset()[:8], callbacks=[callback, *more]
+    )
     trainer.train(resume_from_checkpoint=resume)
     return model
 
@@ -93,6 +95,22 @@ def test_best_models_and_their_metric(tmp_path):
     wrong = SparsityCallback(Static, sparsity=0.5, metric="eval_accuracy")
     with pytest.raises(KeyError, match="'eval_accuracy' is not among the evaluation's"):
         train(tmp_path, wrong, eval_strategy="steps", eval_steps=5)
+
+
+def test_a_run_that_broke_off_leaves_no_hooks_to_the_next(tmp_path):
+    class Broken(Exception):
+        pass
+
+    class Break(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise Broken
+
+    callback, model = SparsityCallback(Static, sparsity=0.8), gpt2()
+    with pytest.raises(Broken):
+        train(tmp_path, callback, model=model, more=[Break()])
+    first = callback.sparsifier
+    train(tmp_path, callback, model=model)
+    assert first._handles == []
 
 
 def test_a_checkpoint_without_masks_is_refused(tmp_path):

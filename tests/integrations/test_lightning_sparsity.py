@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from horst.integrations.lightning import SparsityCallback
-from horst.sparsity import ACDC, SRSTE, Phases, RigL, acdc_steps, rigl_steps
+from horst.sparsity import ACDC, SRSTE, Phases, RigL, Static, acdc_steps, rigl_steps
 
 pytestmark = [
     # Lightning's advice on workers, loggers and test-sized runs.
@@ -131,6 +131,35 @@ def test_averages_are_masked_at_validation(tmp_path):
     zeros = int((~callback.sparsifier.masks["net.0.weight"]).sum())
     assert zeros > 0
     assert model.seen_at_validation == [zeros, zeros]
+
+
+def test_an_average_that_becomes_the_final_model_is_masked(tmp_path):
+    callback = SparsityCallback(ACDC, sparsity=0.75, schedule=Phases((20,), end=STEPS), layers="all_linear")
+    averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="needs Lightning 2.6")
+    model, _ = fit(callback, tmp_path, callbacks=[averaging.EMAWeightAveraging(decay=0.9)], limit_val_batches=0)
+    masks = callback.sparsifier.masks
+    assert all(torch.equal(model.get_parameter(name) != 0, mask) for name, mask in masks.items())
+
+
+def test_the_hooks_are_off_after_training(tmp_path):
+    callback = SparsityCallback(Static, sparsity=0.75, layers="all_linear")
+    model, _ = fit(callback, tmp_path, max_steps=2)
+    model.zero_grad()
+    model.training_step([torch.ones(4, 6)], 0).backward()
+    assert model.net[0].weight.grad[~callback.sparsifier.masks["net.0.weight"]].any()
+
+
+def test_a_run_without_end_needs_a_schedule_in_steps(tmp_path):
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            trainer.should_stop = trainer.global_step == 3
+
+    callback = SparsityCallback(Static, sparsity=0.75, layers="all_linear")
+    fit(callback, tmp_path, max_steps=-1, callbacks=[Stop()])
+    assert callback.sparsifier.current_sparsity == 0.75
+    endless = SparsityCallback(ACDC, sparsity=0.75, schedule=acdc_steps, layers="all_linear")
+    with pytest.raises(ValueError, match=r"which this run does not fix \(inf\). Limit the trainer's steps or epochs"):
+        fit(endless, tmp_path, max_steps=-1, callbacks=[Stop()])
 
 
 def test_the_best_sparse_model_is_kept(tmp_path):

@@ -5,6 +5,7 @@
 KIND is "ddp", "fsdp" or "fsdp-columns" (sharded along the input dimension).
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def main() -> None:
     torch.save(results, out)
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads abort the interpreter's own exit now and then, even of a script without horst
 
 
 if __name__ == "__main__":

@@ -71,3 +71,18 @@ def test_quantiles_must_be_shares():
     sparsifier = ACDC(model, adamw(model.parameters()), sparsity=0.9, schedule=PHASES)
     with pytest.raises(ValueError, match=r"quantiles must lie in \(0, 1\], got \[50\]"):
         Recorder(sparsifier, quantiles=[50])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_records_go_on_from_a_checkpoint_read_on_the_cpu():
+    model = Tiny().cuda()
+    optimizer = adamw(model.parameters())
+    sparsifier = ACDC(model, optimizer, sparsity=0.9, schedule=PHASES)
+    recorder = Recorder(sparsifier)
+    for _ in range(TOTAL):
+        sparsifier.step()
+        state = recorder.state_dict()
+        on_cpu = {name: [bits.cpu() for bits in both] for name, both in state["previous"].items()}
+        recorder.load_state_dict({**state, "previous": on_cpu})
+    assert [r["step"] for r in recorder.records] == list(PHASES.changes)

@@ -88,6 +88,26 @@ def test_wrappers_do_not_change_names():
     assert names(nn.ModuleDict({"module": torch.compile(model)})) == names(model)
 
 
+def test_names_that_differ_in_a_wrapper_only_are_refused():
+    class Inner(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.module = nn.Linear(4, 4)
+
+    with pytest.raises(ValueError, match=r"two parameters are called '0.weight' .*one of them is '0.module.weight'"):
+        find_layers(nn.Sequential(Inner()), "all_linear")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("distribution", ["uniform", "global", "erk"])
+def test_empty_weights_are_left_out(distribution):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 0))
+    optimizer = adamw(model.parameters())
+    sparsifier = Static(model, optimizer, sparsity=0.5, layers="all_linear", distribution=distribution)
+    assert list(sparsifier.masks) == ["0.weight"]
+    assert "50.0000%" in sparsifier.summary()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

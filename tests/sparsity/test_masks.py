@@ -57,6 +57,18 @@ def test_every_group_keeps_exactly_n(m, data):
     assert (largest_removed <= smallest_kept).all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "small", "large"),
+    [
+        (torch.bfloat16, [1.0] * 64, [1.0078125] + [1.0] * 63),  # in bfloat16 both sums are 64
+        (torch.float16, [2000.0] * 64, [4000.0] * 64),  # in float16 both sums are infinite
+    ],
+)
+def test_sums_over_blocks_do_not_round_to_the_weights_type(dtype, small, large):
+    mask = magnitude_mask(torch.tensor([large, small], dtype=dtype), 0.5, pattern=(1, 64))
+    assert mask[:, 0].tolist() == [True, False]
+
+
 def test_nm_of_a_convolution_groups_input_channels():
     weight = torch.arange(1.0, 1 + 2 * 4 * 1 * 1).view(2, 4, 1, 1)
     assert magnitude_mask(weight, pattern="2:4").flatten().int().tolist() == [0, 0, 1, 1, 0, 0, 1, 1]

@@ -353,6 +353,25 @@ def test_synflow_scores_paths_and_puts_signs_back():
     assert sparsifier.model.training
 
 
+def test_synflow_leaves_modes_and_gradients_as_they_were():
+    model = Tiny()
+    model.blocks[0].norm.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    AtInit(
+        model,
+        adamw(model.parameters()),
+        sparsity=0.5,
+        score="synflow",
+        rounds=2,
+        loss=lambda m: m(torch.ones(1, 6)).sum(),
+    )
+    assert {name: module.training for name, module in model.named_modules()} == before
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    with pytest.raises(ValueError, match="the loss does not depend on"):
+        AtInit(model, adamw(model.parameters()), sparsity=0.5, score="snip", loss=lambda m: m.head.weight.sum())
+    assert (model.head.weight.grad == 1.0).all()
+
+
 def test_random_masks_depend_on_the_seed_alone():
     def make(seed):
         model = Tiny(seed=int(torch.randint(100, ())))
@@ -466,6 +485,11 @@ def test_srste_takes_other_patterns():
             ValueError,
             "the loss does not depend on blocks.0.fc1.weight",
         ),
+        (
+            lambda m, o: AtInit(m, o, sparsity=0.5, score="synflow", rounds=0, loss=loss_of),
+            ValueError,
+            "rounds must be at least 1, got 0",
+        ),
         (lambda m, o: SRSTE(m, o, decay=-1.0), ValueError, "decay must be at least 0"),
     ],
 )
@@ -481,11 +505,25 @@ def test_states_of_other_runs_are_refused():
     state = Static(model, optimizer, sparsity=0.5).state_dict()
     with pytest.raises(ValueError, match="saved by Static, not by ACDC"):
         ACDC(model, optimizer, sparsity=0.5, schedule=PHASES).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"masks 'blocks.1.fc1.weight', which is not among"):
+    with pytest.raises(ValueError, match=r"masks 4 layers, this sparsifier 2; 'blocks.1.fc1.weight' is masked in one"):
         Static(model, optimizer, sparsity=0.5, exclude=["blocks.1.*"]).load_state_dict(state)
-    state["pruned"]["blocks.0.fc1.weight"] = state["pruned"]["blocks.0.fc1.weight"][:4]
-    with pytest.raises(ValueError, match="has 4 bytes, 96 weights here need 12"):
-        Static(model, optimizer, sparsity=0.5).load_state_dict(state)
+    part = Static(model, optimizer, sparsity=0.5, exclude=["blocks.1.*"]).state_dict()
+    with pytest.raises(ValueError, match=r"masks 2 layers, this sparsifier 4; 'blocks.1.fc1.weight' is masked in one"):
+        Static(model, optimizer, sparsity=0.5).load_state_dict(part)
+    turned = nn.ModuleDict({"fc": nn.Linear(12, 8)})
+    other = Static(turned, adamw(turned.parameters()), sparsity=0.5, layers="all_linear")
+    straight = nn.ModuleDict({"fc": nn.Linear(8, 12)})  # as many weights
+    state = Static(straight, adamw(straight.parameters()), sparsity=0.5, layers="all_linear").state_dict()
+    with pytest.raises(ValueError, match=r"saved mask of fc.weight has shape \(12, 8\), its weight here \(8, 12\)"):
+        other.load_state_dict(state)
+
+
+def test_a_state_saved_in_a_dense_phase_is_checked_too():
+    model = Tiny()
+    optimizer = adamw(model.parameters())
+    state = ACDC(model, optimizer, sparsity=0.5, schedule=PHASES, exclude=["blocks.1.*"]).state_dict()
+    with pytest.raises(ValueError, match="masks 2 layers, this sparsifier 4"):
+        ACDC(model, optimizer, sparsity=0.5, schedule=PHASES, state_dict=state)
 
 
 # --- the hook for optimizers that mask by themselves ---------------------------------------------------------------
@@ -523,6 +561,79 @@ def test_an_optimizer_that_masks_is_told_and_left_to_it():
             assert torch.equal(told, sparsifier.masks["blocks.0.fc1.weight"])
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
     assert model.blocks[0].fc1.weight.masked == 4 + 4 + 5  # its own doing in every sparse step but those that prune
+
+
+def test_closing_makes_a_masking_optimizer_dense_again():
+    model = Tiny()
+    optimizer = MaskingSGD(model.parameters(), lr=0.1)
+    with Static(model, optimizer, sparsity=0.5):
+        assert all(mask is not None for mask in optimizer.masks.values())
+    assert len(optimizer.masks) == 4
+    assert all(mask is None for mask in optimizer.masks.values())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m, o: ACDC(m, o, sparsity=0.9, schedule=PHASES),  # begins dense
+        lambda m, o: SRSTE(m, o, sparsity=0.5),  # its weights are dense inside the update
+    ],
+    ids=["acdc", "srste"],
+)
+def test_masks_that_an_earlier_sparsifier_left_in_the_optimizer_are_taken_out(make):
+    model = Tiny()
+    optimizer = MaskingSGD(model.parameters(), lr=0.1)
+    Static(model, optimizer, sparsity=0.5)  # dropped without being closed
+    sparsifier = make(model, optimizer)
+    assert all(mask is None for mask in optimizer.masks.values())
+    assert len(optimizer.masks) == len(sparsifier.layers)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m, o: RigL(m, o, sparsity=0.8, schedule=DropGrow(every=1, end=50, fraction=0.5)),
+        lambda m, o: SET(m, o, sparsity=0.8, schedule=DropGrow(every=1, end=50, fraction=0.5)),
+        lambda m, o: SRSTE(m, o),
+        lambda m, o: Static(m, o, sparsity=0.8),
+    ],
+    ids=["rigl", "set", "srste", "static"],
+)
+def test_a_sparsifier_that_is_gone_does_nothing(make):
+    model, plain = Tiny(), Tiny()
+    optimizer, plain_optimizer = adamw(model.parameters()), adamw(plain.parameters())
+    sparsifier = make(model, optimizer)
+    sparsifier.step()  # an exchange is now due, and masks are there
+    plain.load_state_dict(model.state_dict())
+    del sparsifier
+    for step in range(3):
+        for m, o in ((model, optimizer), (plain, plain_optimizer)):
+            o.zero_grad()
+            loss_of(m, step).backward()
+            o.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+
+def test_a_tied_weight_is_masked_under_all_its_names():
+    model, average = Tied(), Tied()
+    sparsifier = Static(model, sgd(model), sparsity=0.5, layers="all_linear")
+    average.first.weight.data.fill_(1.0)
+    state = sparsifier.masked_state_dict(average.state_dict())
+    assert [int((v == 0).sum()) for v in state.values()] == [8, 8]
+    assert state["first.weight"].data_ptr() == state["second.weight"].data_ptr()  # saved once
+    assert sparsifier.record(1.0, average)
+    sparsifier.best.load_into(loaded := Tied(), "sparse")
+    assert torch.equal(loaded.first.weight != 0, sparsifier.masks["first.weight"])
+    with sparsifier.evaluate(average):
+        assert torch.equal(average.second.weight != 0, sparsifier.masks["first.weight"])
+    assert (average.first.weight == 1.0).all()
 
 
 def test_closing_takes_every_hook_off():

@@ -1,10 +1,13 @@
 """Phase tables against the reference's, and schedules that cannot be."""
 
+from fractions import Fraction
 from itertools import pairwise
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import example, given
 
-from horst.sparsity import Cubic, DropGrow, Phases, Rounds, acdc_cifar, acdc_epochs, acdc_steps, rigl_steps
+from horst.sparsity import Cubic, DropGrow, Phases, Rounds, acdc_cifar, acdc_epochs, acdc_steps, exact_floor, rigl_steps
 
 
 def test_acdc_100_epochs_is_the_reference_table():
@@ -77,6 +80,23 @@ def test_cubic_by_hand():
     assert schedule.sparsity(20, 0.9) == 0.9
     assert schedule.sparsity(35, 0.9) == 0.9
     assert len(schedule.table(0.9).splitlines()) == 5
+
+
+@given(
+    length=st.integers(1, 200), done=st.floats(0.0, 1.0), thousandths=st.integers(1, 999), initial=st.integers(0, 999)
+)
+@example(length=55, done=0.6, thousandths=500, initial=0)  # 0.468, which floating point puts below
+def test_cubic_is_the_nearest_number_to_the_exact_target(length, done, thousandths, initial):
+    step = round(done * length)
+    exact_final, exact_initial = Fraction(thousandths, 1000), Fraction(min(initial, thousandths), 1000)
+    exact = exact_final + (exact_initial - exact_final) * (1 - Fraction(step, length)) ** 3
+    schedule = Cubic(begin=4, end=4 + length, initial=float(exact_initial))
+    assert schedule.sparsity(4 + step, thousandths / 1000) == float(exact)
+
+
+def test_gradual_targets_remove_what_their_decimals_say():
+    assert exact_floor(Cubic(begin=4, end=59).sparsity(37, 0.5), 1000) == 468
+    assert exact_floor(Rounds(rounds=2, steps_per_round=10).sparsity(1, 0.99), 1000) == 900
 
 
 def test_drop_fraction_is_a_cosine():

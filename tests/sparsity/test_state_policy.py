@@ -112,6 +112,18 @@ def test_the_step_count_of_a_scalar_parameter_is_not_taken_for_a_moment():
     assert optimizer.state[model.scale]["exp_avg"] == 0
 
 
+def test_other_scalars_of_a_scalar_parameter_are_not_taken_for_moments():
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(4, 4)), "scale": nn.Parameter(torch.tensor(1.0))})
+    optimizer = torch.optim.NAdam(model.parameters())
+    (model["scale"] * model["w"]).sum().backward()
+    optimizer.step()
+    product = optimizer.state[model["scale"]]["mu_product"].clone()
+    assert product != 0
+    StatePolicy(on_prune="reset-all").apply("prune", [optimizer], {})
+    assert optimizer.state[model["scale"]]["mu_product"] == product  # NAdam's bias correction, not a moment
+    assert optimizer.state[model["scale"]]["exp_avg"] == 0
+
+
 def test_integer_step_counts_and_foreign_entries():
     """A third-party optimizer: an int step, a factored state, an 8-bit state, and a weight-shaped state."""
 

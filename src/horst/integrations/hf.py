@@ -55,7 +55,9 @@ class SparsityCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Model and optimizer are in place, and loaded if a checkpoint is resumed."""
-        arguments = resolve_schedule(self.arguments, state.max_steps)
+        if self.sparsifier is not None:  # an earlier run that was broken off: its hooks are still on
+            self.sparsifier.close()
+        arguments = resolve_schedule(self.arguments, lambda: state.max_steps)
         optimizer = _unwrap(kwargs["optimizer"])
         restored = self._load(args, state.global_step) if state.global_step > 0 else None
         self.sparsifier = self.method(kwargs["model"], optimizer, state_dict=restored, **arguments)

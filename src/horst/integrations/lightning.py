@@ -24,7 +24,9 @@ class SparsityCallback(Callback):
         arguments: The method's arguments. ``schedule`` may be a function of the total number of steps, such as
             ``acdc_steps`` or ``rigl_steps``.
 
-    Where another callback swaps averaged weights in for validation (``EMAWeightAveraging``), list this one after it.
+    Where another callback swaps averaged weights in for validation (``EMAWeightAveraging``), list this one after it:
+    then the average is masked in place at validation and at the end of the run. Checkpoints hold it as it is; to export
+    it from one, use ``callback.sparsifier.masked_state_dict``.
 
     Example:
         >>> from horst.sparsity import ACDC, acdc_steps
@@ -41,9 +43,9 @@ class SparsityCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Model and optimizers are in place, and loaded if a checkpoint is resumed."""
-        if self.sparsifier is not None:  # a second fit: the first one's hooks are still on
+        if self.sparsifier is not None:  # an earlier fit that was broken off: its hooks are still on
             self.sparsifier.close()
-        arguments = resolve_schedule(self.arguments, int(trainer.estimated_stepping_batches))
+        arguments = resolve_schedule(self.arguments, lambda: trainer.estimated_stepping_batches)
         self.sparsifier = self.method(pl_module, trainer.optimizers, state_dict=self._restored, **arguments)
         self._restored = None
         self._seen_steps = trainer.global_step
@@ -66,6 +68,12 @@ class SparsityCallback(Callback):
         if self.metric not in trainer.callback_metrics:
             raise KeyError(f"metric={self.metric!r} was not logged; logged are: {list(trainer.callback_metrics)}.")
         self.sparsifier.record(float(trainer.callback_metrics[self.metric]), higher_is_better=self.higher_is_better)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Mask an average that became the final model, and take the hooks off; summary and best models stay."""
+        if self.sparsifier is not None:
+            self.sparsifier.apply_to(pl_module)
+            self.sparsifier.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Part of Lightning's checkpoint."""

@@ -63,6 +63,8 @@ class AtInit(Sparsifier):
         if (loss is None) != (score == "random"):
             need = "takes no loss" if score == "random" else "needs loss, a function of the model that returns a scalar"
             raise ValueError(f"score={score!r} {need}.")
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}: without a round nothing is pruned.")
         if distribution is None:
             distribution = "uniform" if score == "random" else "global"
         super().__init__(
@@ -89,25 +91,27 @@ class AtInit(Sparsifier):
         assert self._loss is not None
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         before = [p.grad for p in parameters]
-        for p in parameters:
-            p.grad = None
-        with torch.enable_grad():
-            self._loss(self.model).backward()
-        scores = {}
-        for layer in self.layers:
-            if layer.param.grad is None:
-                raise ValueError(
-                    f"the loss does not depend on {layer.name}: give one that does, or exclude this layer."
-                )
-            scores[layer.name] = local(layer.param.grad) * local(layer.param)
-        for p, grad in zip(parameters, before, strict=True):
-            p.grad = grad
+        try:
+            for p in parameters:
+                p.grad = None
+            with torch.enable_grad():
+                self._loss(self.model).backward()
+            scores = {}
+            for layer in self.layers:
+                if layer.param.grad is None:
+                    raise ValueError(
+                        f"the loss does not depend on {layer.name}: give one that does, or exclude this layer."
+                    )
+                scores[layer.name] = local(layer.param.grad) * local(layer.param)
+        finally:
+            for p, grad in zip(parameters, before, strict=True):
+                p.grad = grad
         return scores
 
     def _synflow(self) -> None:
         weights = [local(p) for p in self.model.parameters()]
         original = [w.clone() for w in weights]
-        training = self.model.training
+        training = [(module, module.training) for module in self.model.modules()]  # some may be frozen in eval mode
         self.model.eval()
         try:
             for w in weights:
@@ -118,5 +122,6 @@ class AtInit(Sparsifier):
         finally:
             for w, value in zip(weights, original, strict=True):
                 w.copy_(value)
-            self.model.train(training)
+            for module, mode in training:
+                module.training = mode
         self._zero_weights(always=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from horst.sparsity.layers import clean
+from horst.optimizers.model_structure import clean_name
 from horst.sparsity.sharding import local
 
 
@@ -39,7 +39,7 @@ class BestModels(dict[str, Best]):
             return False
         if kind in self and not (metric > self[kind].metric if higher_is_better else metric < self[kind].metric):
             return False
-        tensors = {clean(name): local(v).cpu().clone() for name, v in state_dict.items() if isinstance(v, Tensor)}
+        tensors = {clean_name(name): local(v).cpu().clone() for name, v in state_dict.items() if isinstance(v, Tensor)}
         self[kind] = Best(metric, step, tensors)
         return True
 
@@ -49,7 +49,7 @@ class BestModels(dict[str, Best]):
             raise KeyError(f"no {kind} model has been recorded; recorded are: {list(self) or 'none'}.")
         for name, value in model.state_dict().items():
             if isinstance(value, Tensor):
-                local(value).copy_(self[kind].weights[clean(name)])
+                local(value).copy_(self[kind].weights[clean_name(name)])
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""

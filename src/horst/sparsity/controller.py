@@ -33,10 +33,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from horst.sparsity import copies
 from horst.sparsity.best import BestModels
 from horst.sparsity.choice import Chooser
 from horst.sparsity.distributions import Distribution
-from horst.sparsity.layers import Layer, Preset, clean, find_layers, summary_table
+from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Block, mask_hash, pack, parse_pattern, unpack
 from horst.sparsity.sharding import local, random_scores
 from horst.sparsity.state_policy import StatePolicy
@@ -108,10 +109,12 @@ class Sparsifier(abc.ABC):
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
         self._owner = self._find_owners()
+        self._names = copies.names_of(self.layers, model)
         self._pruned: dict[str, Tensor] = {}  # by layer, True where a weight is zero; a layer not in it is dense
         self._removed = {layer.name: 0 for layer in self.layers}  # how many, over all ranks
         self._draws = 0
         self._resume_from = state_dict
+        self._tell_optimizers()  # an earlier sparsifier may have left masks in them
         self._handles: list[Any] = [self._hook_gradient(layer) for layer in self.layers]
 
     def _start(self) -> None:
@@ -215,33 +218,16 @@ class Sparsifier(abc.ABC):
         The average of a pruned weight fades but is not zero. Masking it here costs one pass at each evaluation
         instead of one at each training step.
         """
-        saved = []
-        with torch.no_grad():
-            for weight, pruned in self._matched(dict(model.named_parameters())):
-                saved.append((weight, pruned, weight[pruned]))
-                weight.masked_fill_(pruned, 0)
-        try:
+        with copies.masked(model, self._pruned, self._names):
             yield model
-        finally:
-            with torch.no_grad():
-                for weight, pruned, values in saved:
-                    weight[pruned] = values
 
-    @torch.no_grad()
     def apply_to(self, model: nn.Module) -> None:
         """Zero the pruned weights of another copy of the model for good, as for saving an EMA."""
-        for weight, pruned in self._matched(dict(model.named_parameters())):
-            weight.masked_fill_(pruned, 0)
+        copies.mask_(model, self._pruned, self._names)
 
-    @torch.no_grad()
     def masked_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a model's ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""
-        out = dict(state_dict)
-        for name, value in state_dict.items():
-            if clean(name) in self._pruned:
-                out[name] = value.detach().clone()
-                local(out[name]).masked_fill_(self._pruned[clean(name)].to(value.device), 0)
-        return out
+        return copies.masked_state_dict(state_dict, self._pruned, self._names)
 
     def record(self, metric: float, model: nn.Module | None = None, *, higher_is_better: bool = True) -> bool:
         """Keep ``model`` (by default the trained one) if it is the best yet of its kind, dense or sparse.
@@ -265,6 +251,7 @@ class Sparsifier(abc.ABC):
             "steps": self.steps,
             "seed": self.seed,
             "draws": self._draws,
+            "layers": {layer.name: list(local(layer.param).shape) for layer in self.layers},
             "pruned": {name: pack(pruned) for name, pruned in self._pruned.items()},
             "best": self.best.state_dict(),
             "extra": self._extra_state(),
@@ -275,18 +262,23 @@ class Sparsifier(abc.ABC):
         """Go on where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well."""
         if state_dict["method"] != type(self).__name__:
             raise ValueError(f"this state was saved by {state_dict['method']}, not by {type(self).__name__}.")
-        by_name = {layer.name: layer for layer in self.layers}
-        pruned = {}
-        for name, packed in state_dict["pruned"].items():
-            if name not in by_name:
-                raise ValueError(f"the state masks {name!r}, which is not among the masked layers: {list(by_name)}.")
-            weight = local(by_name[name].param)
-            if packed.numel() != -(-weight.numel() // 8):
+        weights = {layer.name: local(layer.param) for layer in self.layers}
+        saved = {name: tuple(shape) for name, shape in state_dict["layers"].items()}
+        if differing := sorted(saved.keys() ^ weights.keys()):
+            raise ValueError(
+                f"the state masks {len(saved)} layers, this sparsifier {len(weights)}; {differing[0]!r} is masked in "
+                "one of them only. Give the layers, include and exclude that the run began with."
+            )
+        for name, shape in saved.items():
+            if shape != weights[name].shape:
                 raise ValueError(
-                    f"the saved mask of {name} has {packed.numel()} bytes, {weight.numel()} weights here need "
-                    f"{-(-weight.numel() // 8)}. Resume the same model on the same number of ranks."
+                    f"the saved mask of {name} has shape {shape}, its weight here {tuple(weights[name].shape)}. "
+                    "Resume the same model on the same number of ranks."
                 )
-            pruned[name] = unpack(packed.to(weight.device), weight.shape)
+        pruned = {
+            name: unpack(packed.to(weights[name].device), weights[name].shape)
+            for name, packed in state_dict["pruned"].items()
+        }
         self.steps, self.seed, self._draws = (int(state_dict[key]) for key in ("steps", "seed", "draws"))
         self.best.load_state_dict(state_dict["best"])
         self._pruned = pruned
@@ -294,9 +286,11 @@ class Sparsifier(abc.ABC):
         self._load_extra_state(state_dict["extra"])
 
     def close(self) -> None:
-        """Take all hooks off: training goes on without masks."""
+        """Take all hooks off: training goes on without masks. Close one sparsifier before building the next."""
         for handle in self._handles:
             handle.remove()
+        if self._handles:
+            self._tell_optimizers(dense=True)
         self._handles.clear()
 
     def __enter__(self) -> Sparsifier:
@@ -405,11 +399,18 @@ class Sparsifier(abc.ABC):
         for layer in self.layers:
             pruned = self._pruned.get(layer.name)
             self._removed[layer.name] = 0 if pruned is None else self._chooser.count(layer.name, pruned)
+        self._tell_optimizers()
+
+    def _tell_optimizers(self, *, dense: bool = False) -> None:
+        """Give the present masks, or none at all, to the optimizers that can take them."""
         for optimizer in self.optimizers:
-            if self._optimizer_masks(optimizer):
-                pruned_by_param = {layer.param: self._pruned.get(layer.name) for layer in self._layers_of(optimizer)}
-                masks = {p: None if pruned is None else ~pruned for p, pruned in pruned_by_param.items()}
-                optimizer.set_masks(masks)  # type: ignore[attr-defined]
+            if hasattr(optimizer, "set_masks"):
+                dense_here = dense or not self._optimizer_masks(optimizer)
+                pruned = {
+                    layer.param: None if dense_here else self._pruned.get(layer.name)
+                    for layer in self._layers_of(optimizer)
+                }
+                optimizer.set_masks({p: None if zeros is None else ~zeros for p, zeros in pruned.items()})
 
     def _optimizer_masks(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer zeroes pruned weights itself, inside its update."""
@@ -423,22 +424,14 @@ class Sparsifier(abc.ABC):
 
     def _check_replicas(self) -> None:
         """Under DDP: masks that differ between ranks would silently train different networks."""
-        if not (dist.is_available() and isinstance(self.model, nn.parallel.DistributedDataParallel)):
+        model = getattr(self.model, "_orig_mod", self.model)  # torch.compile goes around DDP
+        if not (dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
             return
         mine = self.mask_hash()
-        hashes: list[Any] = [None] * dist.get_world_size(self.model.process_group)
-        dist.all_gather_object(hashes, mine, group=self.model.process_group)
+        hashes: list[Any] = [None] * dist.get_world_size(model.process_group)
+        dist.all_gather_object(hashes, mine, group=model.process_group)
         if any(other != mine for other in hashes):
             raise RuntimeError(
                 f"masks differ between ranks: hashes {hashes}. The replicas' weights must be equal; compute scores "
                 "from gradients that are averaged over the ranks."
             )
-
-    def _matched(self, parameters: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """The local weights of another copy of the model, each with this model's pruned weights."""
-        by_name = {clean(name): p for name, p in parameters.items()}
-        missing = [name for name in self._pruned if name not in by_name]
-        if missing:
-            raise ValueError(f"the given model has no parameter {missing[0]!r}: it must be a copy of the trained one.")
-        matched = [(local(by_name[name]), pruned) for name, pruned in self._pruned.items()]
-        return [(weight, pruned.to(weight.device)) for weight, pruned in matched]  # averages may live on the CPU

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
+from horst.optimizers.model_structure import clean_name
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
-from horst.sparsity.layers import clean
 from horst.sparsity.schedules import Rounds
 from horst.sparsity.sharding import local
 from horst.sparsity.state_policy import StatePolicy
@@ -86,7 +86,7 @@ class IMP(Sparsifier):
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return [(clean(name), local(tensor)) for name, tensor in named]
+        return [(clean_name(name), local(tensor)) for name, tensor in named]
 
     def _extra_state(self) -> dict[str, Any]:
         return {"early": dict(self._early), "early_state": list(self._early_state)}

@@ -23,8 +23,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from horst.optimizers.model_structure import block_prefixes, clean_name
+
 Preset = Literal["blocks", "all_linear", "all"]
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -56,7 +57,7 @@ def find_layers(
         raise TypeError("include and exclude are lists of patterns: write ['head.*'], not 'head.*'.")
     if preset not in ("blocks", "all_linear", "all", None):
         raise ValueError(f"layers must be 'blocks', 'all_linear', 'all' or None, got {preset!r}.")
-    candidates = {clean(name): p for name, p in model.named_parameters() if p.dim() >= 2}  # tied weights appear once
+    candidates = _candidates(model)
     input_dims = {id(weight): dim for weight, dim in _weights(model, "all")}
     chosen = {id(weight) for weight, _ in _weights(model, preset)} if preset else set()
     for pattern in include:
@@ -74,22 +75,23 @@ def find_layers(
     return layers
 
 
-def clean(name: str) -> str:
-    """A parameter's name without the prefixes of DDP, averages, ``torch.compile`` and activation checkpointing.
-
-    Example:
-        >>> clean("module._orig_mod.blocks.0.fc.weight")
-        'blocks.0.fc.weight'
-    """
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    while name.startswith("module."):  # only in front: further in, a model may have a part of that name
-        name = name.removeprefix("module.")
-    return name
+def _candidates(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By name without wrappers, every parameter that may be masked: a matrix or more, not empty, tied weights once."""
+    candidates: dict[str, nn.Parameter] = {}
+    for name, p in model.named_parameters():
+        if p.dim() < 2 or p.numel() == 0:
+            continue
+        if clean_name(name) in candidates:
+            raise ValueError(
+                f"two parameters are called {clean_name(name)!r} once wrappers are left out of their names (one of "
+                f"them is {name!r}): rename a submodule, so that masks can be told apart."
+            )
+        candidates[clean_name(name)] = p
+    return candidates
 
 
 def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
-    blocks = _block_prefixes(model)
+    blocks = block_prefixes(model)
     for name, module in model.named_modules():
         if preset == "blocks" and not any(name.startswith(prefix) for prefix in blocks):
             continue
@@ -101,16 +103,6 @@ def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
             for weight in (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
                 if weight is not None:
                     yield weight, 1
-
-
-def _block_prefixes(model: nn.Module) -> list[str]:
-    prefixes = []
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module):
-            items = list(module.children())
-            if len({type(item) for item in items}) == 1 and any(True for _ in items[0].children()):
-                prefixes.append(f"{name}." if name else "")
-    return prefixes
 
 
 def _matching(pattern: str, candidates: dict[str, nn.Parameter], argument: str) -> list[str]:

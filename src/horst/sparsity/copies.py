@@ -1,0 +1,83 @@
+"""The trained masks on other copies of the model: averages (EMA) at evaluation, state dicts at saving.
+
+``pruned`` holds, by layer name, the weights that are zero; ``names`` gives the layer of each name that a masked weight
+goes by. A tied weight has several, and in a state dict it stands under all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horst.optimizers.model_structure import clean_name
+from horst.sparsity.layers import Layer
+from horst.sparsity.sharding import local
+
+
+def names_of(layers: Sequence[Layer], model: nn.Module) -> dict[str, str]:
+    """The layer's name for every name, without wrappers, that its weight has in ``model``."""
+    by_id = {id(layer.param): layer.name for layer in layers}
+    named = model.named_parameters(remove_duplicate=False)
+    return {clean_name(name): by_id[id(p)] for name, p in named if id(p) in by_id}
+
+
+@contextlib.contextmanager
+def masked(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> Iterator[nn.Module]:
+    """``model`` with its pruned weights zero; put back on leaving."""
+    saved = []
+    with torch.no_grad():
+        for weight, zeros in _matched(model, pruned, names):
+            saved.append((weight, zeros, weight[zeros]))
+            weight.masked_fill_(zeros, 0)
+    try:
+        yield model
+    finally:
+        with torch.no_grad():
+            for weight, zeros, values in saved:
+                weight[zeros] = values
+
+
+@torch.no_grad()
+def mask_(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Zero the pruned weights of ``model`` for good."""
+    for weight, zeros in _matched(model, pruned, names):
+        weight.masked_fill_(zeros, 0)
+
+
+@torch.no_grad()
+def masked_state_dict(
+    state_dict: Mapping[str, Any], pruned: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, Any]:
+    """A copy of ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""
+    out = dict(state_dict)
+    copies: dict[tuple[str, int], Tensor] = {}  # entries of a tied weight share memory, and their copies do too
+    for name, value in state_dict.items():
+        layer = names.get(clean_name(name))
+        if layer is None or layer not in pruned:
+            continue
+        key = (layer, local(value).data_ptr())
+        if key not in copies:
+            copies[key] = value.detach().clone()
+            local(copies[key]).masked_fill_(pruned[layer].to(value.device), 0)
+        out[name] = copies[key]
+    return out
+
+
+def _matched(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> list[tuple[Tensor, Tensor]]:
+    """The local weights of a copy of the model, each once, with the trained model's pruned weights."""
+    matched: dict[int, tuple[Tensor, Tensor]] = {}
+    seen = set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        layer = names.get(clean_name(name))
+        if layer is not None and layer in pruned:
+            weight = local(p)
+            matched[id(p)] = (weight, pruned[layer].to(weight.device))  # averages may live on the CPU
+            seen.add(layer)
+    for layer in pruned:
+        if layer not in seen:
+            raise ValueError(f"the given model has no parameter {layer!r}: it must be a copy of the trained one.")
+    return list(matched.values())
