@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,11 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
     """Update each parameter in turn, in place."""
     (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, _) = options
     lr = _host_scalar(lr, capturable)
-    for salt, (param, grad, exp_avg, exp_avg_sq, step) in enumerate(zip(*tensors, strict=True)):
+    for step in tensors.steps:
         step += 1
-        step_size, bias_correction2_sqrt = _bias_corrections(step, param.dtype, lr, beta1, beta2, capturable)
+    step_sizes, bias_correction2_sqrts = _bias_corrections(tensors, lr, beta1, beta2, capturable)
+    for salt, (param, grad, exp_avg, exp_avg_sq, step) in enumerate(zip(*tensors, strict=True)):
+        step_size, bias_correction2_sqrt = step_sizes[salt], bias_correction2_sqrts[salt]
         operands = (param, grad, exp_avg, exp_avg_sq)
         is_half = param.dtype in _HALF
         for theta, g, m, v in [tuple(x.float() for x in operands)] if is_half else cache_sized_pieces(*operands):
@@ -66,7 +68,8 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
     """Update all parameters with one call a formula term, in place. Temporaries: two copies of the parameters."""
     (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, _) = options
     lr = _host_scalar(lr, capturable)
-    for params, grads, exp_avgs, exp_avg_sqs, steps in _by_device_and_dtype(tensors):
+    for part in _by_device_and_dtype(tensors):
+        params, grads, exp_avgs, exp_avg_sqs, steps = part
         stored = (params, grads, exp_avgs, exp_avg_sqs)
         is_half = params[0].dtype in _HALF
         theta, g, m, v = [[t.float() for t in column] for column in stored] if is_half else stored
@@ -76,9 +79,7 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
             torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)  # wraps the 1 once, not once a tensor
         else:
             torch._foreach_add_(steps, 1)
-        corrections = [_bias_corrections(t, params[0].dtype, lr, beta1, beta2, capturable) for t in steps]
-        step_sizes: list[Any] = [c[0] for c in corrections]
-        bias_correction2_sqrts: list[Any] = [c[1] for c in corrections]
+        step_sizes, bias_correction2_sqrts = _bias_corrections(part, lr, beta1, beta2, capturable)
 
         if weight_decay != 0:
             torch._foreach_mul_(theta, 1 - lr * weight_decay)
@@ -120,15 +121,22 @@ def _host_scalar(lr: float | Tensor, capturable: bool) -> float | Tensor:
 
 
 def _bias_corrections(
-    step: Tensor, dtype: torch.dtype, lr: float | Tensor, beta1: float, beta2: float, capturable: bool
-) -> tuple[float | Tensor, float | Tensor]:
-    """lr / (1 - beta1^step) and sqrt(1 - beta2^step), on the host unless it may not read the counter."""
-    if capturable or torch.compiler.is_compiling():
-        # expm1: in float32, 1 - 0.999**step would keep four digits at the first step
-        exact_step = step.to(torch.promote_types(dtype, torch.float32))
-        return lr / _one_minus_power(beta1, exact_step), _one_minus_power(beta2, exact_step).sqrt()
-    t = step.item()
-    return lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    tensors: StepTensors, lr: float | Tensor, beta1: float, beta2: float, capturable: bool
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """lr / (1 - beta1^step) and sqrt(1 - beta2^step) of each tensor, on the host unless it may not read the counters."""
+    if not (capturable or torch.compiler.is_compiling()):
+        steps = [step.item() for step in tensors.steps]
+        return [lr / (1 - beta1**t) for t in steps], [(1 - beta2**t) ** 0.5 for t in steps]
+    # expm1: in float32, 1 - 0.999**step would keep four digits at the first step
+    exact = [
+        t.to(torch.promote_types(p.dtype, torch.float32)) for p, t in zip(tensors.params, tensors.steps, strict=True)
+    ]
+    step_sizes: Sequence[Any] = [lr / _one_minus_power(beta1, t) for t in exact]
+    roots: Sequence[Any] = [_one_minus_power(beta2, t).sqrt() for t in exact]
+    if torch.compiler.is_compiling() and len({(t.device, t.dtype) for t in exact}) == 1:
+        # stacked, they are computed once; else the compiler computes them again for every few weights
+        step_sizes, roots = torch.stack(list(step_sizes)).unbind(), torch.stack(list(roots)).unbind()
+    return step_sizes, roots
 
 
 def _one_minus_power(base: float, exponent: Tensor) -> Tensor:
