@@ -12,10 +12,12 @@ Needs scikit-learn (``pip install scikit-learn``) for its 1,797 images of 8 x 8 
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
 import math
 import statistics
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from horst import HORST
+from horst.experiments.result import Result, environment
 from horst.sparsity import ACDC, acdc_steps
 
 
@@ -79,7 +82,7 @@ def triangular(progress: float) -> float:
     return 0.2 + 4.0 * progress if progress < 0.2 else (1.0 - progress) / 0.8
 
 
-def run(name: str, *, seed: int, lr: float, epochs: int, sparsity: float, batch_size: int = 128) -> dict[str, object]:
+def run(name: str, *, seed: int, lr: float, epochs: int, sparsity: float, batch_size: int = 128) -> dict[str, Any]:
     torch.manual_seed(seed)
     train_x, train_y, test_x, test_y = digits(seed)
     model = DigitsViT()
@@ -130,18 +133,30 @@ def main() -> None:
     parser.add_argument("--lrs", type=float, nargs="+", default=[5e-3])
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--sparsity", type=float, default=0.9)
-    parser.add_argument("--out", type=Path, default=None, help="write the rows as JSON")
+    parser.add_argument("--out", type=Path, default=None, help="the result file")
     options = parser.parse_args()
-    rows = []
+    start = time.perf_counter()
+    result = Result(
+        experiment="acdc_digits_vit",
+        config={"seeds": options.seeds, "lrs": options.lrs, "epochs": options.epochs, "sparsity": options.sparsity},
+        rows=[],
+        curves={},
+        notes=[],
+        environment=environment(),
+        seconds=0.0,
+    )
     for lr in options.lrs:
         for name in ("AdamW", "HORST"):
             for seed in options.seeds:
-                rows.append(run(name, seed=seed, lr=lr, epochs=options.epochs, sparsity=options.sparsity))
-                print(json.dumps(rows[-1]), flush=True)
-            accuracies = [100 * float(str(row["accuracy"])) for row in rows[-len(options.seeds) :]]
-            print(f"{name:6} lr {lr:g}: {statistics.mean(accuracies):.2f} % of test digits, {accuracies}", flush=True)
+                result.rows.append(run(name, seed=seed, lr=lr, epochs=options.epochs, sparsity=options.sparsity))
+            accuracies = [100 * row["accuracy"] for row in result.rows[-len(options.seeds) :]]
+            each = ", ".join(f"{a:.2f}" for a in accuracies)
+            zeros = f"{result.rows[-1]['zeros']:,} of {result.rows[-1]['masked_weights']:,} weights zero"
+            print(
+                f"{name:6} lr {lr:g}: {statistics.mean(accuracies):.2f} % of test digits ({each}), {zeros}", flush=True
+            )
     if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        dataclasses.replace(result, seconds=round(time.perf_counter() - start, 1)).save(options.out)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from horst.kernels.backends import Backend
 from horst.kernels.cache_blocking import cache_sized_pieces
+from horst.kernels.horst_step.eager import LOG2_E
 from horst.kernels.mirror_step.reference import mirror_step_reference
 from horst.kernels.multi_tensor import LaunchCache
 
@@ -59,10 +60,12 @@ def mirror_step(
     for param, old in zip(params, before, strict=True):
         is_half = param.dtype in (torch.bfloat16, torch.float16)
         for theta, theta_before in [(param.float(), old.float())] if is_half else cache_sized_pieces(param, old):
-            exponent = theta_before.mul(1 - decay).sub_(theta).mul_(theta.sign()).mul_(-alpha).sub_(shrink)
+            exponent = theta_before.mul(1 - decay).sub_(theta).mul_(theta.sign()).mul_(-alpha * LOG2_E)
+            if isinstance(shrink, Tensor) or shrink != 0:
+                exponent.sub_(shrink * LOG2_E)
             if max_exponent is not None:
-                exponent.clamp_(-max_exponent, max_exponent)
-            theta.mul_(exponent.exp_())
+                exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
+            theta.mul_(exponent.exp2_())
             if is_half:
                 param.copy_(theta)
 
