@@ -1,6 +1,6 @@
 """What masks cost: exact selection beside ``torch.kthvalue``, and the engine inside a DeiT-small training step.
 
-    python benchmarks/bench_sparsity.py --device cuda --out bench_sparsity.json     # 1e9 weights, batch 1024
+    python benchmarks/bench_sparsity.py --device cuda --out runs/sparsity.json     # 1e9 weights, batch 1024
     python benchmarks/bench_sparsity.py --device cpu --sizes 1e6 1e7 --batch 4      # small, anywhere
 
 Selections are checked (count, and every removed magnitude at most every kept one) before any time is printed. Rows go
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from horst.experiments.result import Result, environment
 from horst.sparsity import ACDC, Phases, Static, exact_floor, smallest
 
 
@@ -161,27 +160,16 @@ def bench_engine(batch: int, device: torch.device, steps: int) -> list[dict[str,
     return rows
 
 
-def environment(device: torch.device) -> dict[str, object]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "device": name,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip() or "unknown",
-        "threads": torch.get_num_threads(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", type=float, nargs="+", default=[1e7, 1e8, 1e9])
     parser.add_argument("--batch", type=int, default=1024, help="of the training step; 0 leaves it out")
     parser.add_argument("--steps", type=int, default=30, help="timed training steps")
-    parser.add_argument("--out", type=Path, default=Path("bench_sparsity.json"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench_sparsity.json"))
     options = parser.parse_args()
     device = torch.device(options.device)
+    start = time.perf_counter()
     rows = []
     for size in map(int, options.sizes):
         for dtype, content in (
@@ -198,7 +186,15 @@ def main() -> None:
         for row in bench_engine(options.batch, device, options.steps):
             rows.append(row)
             print(json.dumps(row), flush=True)
-    options.out.write_text(json.dumps({**environment(device), "rows": rows}, indent=1) + "\n")
+    Result(
+        experiment="bench_sparsity",
+        config={"device": options.device, "sizes": options.sizes, "batch": options.batch, "steps": options.steps},
+        rows=rows,
+        curves={},
+        notes=[],
+        environment=environment(options.device),
+        seconds=round(time.perf_counter() - start, 1),
+    ).save(options.out)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horst import HORST, param_groups
+from horst.experiments.result import Result, environment
 
 CONTEXT, WIDTH, LAYERS, HEADS = 128, 64, 4, 4
 LR, WEIGHT_DECAY, BATCH, WARMUP = 2e-3, 0.1, 16, 40
@@ -130,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--out", type=pathlib.Path, default=None, help="write a result file too")
     args = parser.parse_args()
     start = time.perf_counter()
     text, held_out = read_text()
@@ -137,7 +139,7 @@ def main() -> None:
     print(f"A GPT of {size / 1e3:.0f} k parameters, {args.steps} steps on {len(text) / 1e6:.1f} MB of Python source.")
     print("Perplexity a byte on held-out files, after one-shot magnitude pruning of the blocks' matrices:\n")
     print(f"{'optimizer':16}" + "".join(f"{'dense' if s == 0 else f'{s:.0%}':>12}" for s in SPARSITIES))
-    means = {}
+    means, results = {}, []
     for name in ("AdamW", "HORST"):
         rows = []
         for seed in args.seeds:
@@ -147,10 +149,23 @@ def main() -> None:
                 prune(model, sparsity)
                 row.append(perplexity(model, held_out))
             rows.append(row)
+            results.append(
+                {"optimizer": name, "seed": seed, "perplexity": dict(zip(map(str, SPARSITIES), row, strict=True))}
+            )
             print(f"{f'{name}, seed {seed}':16}" + "".join(f"{value:12.2f}" for value in row), flush=True)
         means[name] = [statistics.mean(column) for column in zip(*rows, strict=True)]
     gains = [h / a - 1 for a, h in zip(means["AdamW"], means["HORST"], strict=True)]
     print(f"{'HORST is':16}" + "".join(f"{gain:+12.1%}" for gain in gains) + "   (mean; less is better)")
+    if args.out is not None:
+        Result(
+            experiment="quickstart",
+            config={"steps": args.steps, "seeds": args.seeds, "lr": LR, "alpha": 5.0, "parameters": size},
+            rows=results,
+            curves={},
+            notes=["The text is the standard library of the Python version below."],
+            environment=environment(),
+            seconds=round(time.perf_counter() - start, 1),
+        ).save(args.out)
     print(f"\n{time.perf_counter() - start:.0f} seconds. Next: README.md, or horst.HORST in your own training loop.")
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from torch import nn
 
-from horst.sparsity import Static, exact_floor
+from horst.sparsity import Static, exact_floor, owl_ratios
 from horst.sparsity.distributions import allocate, check_ratios, layer_sparsity
 
 SHAPES = {"a": (10, 10), "b": (100, 10), "c": (3, 4)}
@@ -89,3 +89,41 @@ def test_bad_distributions_are_refused():
         check_ratios({"*": 62}, list(SHAPES))
     with pytest.raises(ValueError, match="distribution must be"):
         allocate("erdos", 0.5, UNITS, SHAPES)
+
+
+def test_owl_ratios_by_hand():
+    """Three blocks with 0, 1 and 2 of 100 scores above 5 times the mean."""
+    scores = {}
+    for outliers in range(3):
+        block = torch.full((100,), 1.0)
+        block[:outliers] = 1000.0
+        scores[f"blocks.{outliers}"] = [block[:30], block[30:]]
+    ratios = owl_ratios(scores, 0.7, spread=0.05)
+    assert ratios == {"blocks.0": 0.75, "blocks.1": 0.7, "blocks.2": 0.65}
+
+
+@given(
+    sparsity=st.floats(0.2, 0.8),
+    seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6),
+    spread=st.floats(0, 0.1),
+)
+def test_owl_ratios_keep_the_mean_and_the_spread(sparsity, seeds, spread):
+    scores = {}
+    for i, seed in enumerate(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        scores[f"b{i}"] = [torch.randn(50, generator=generator).abs() ** (1 + seed % 4)]
+    ratios = owl_ratios(scores, sparsity, threshold=3.0, spread=spread)
+    assert sum(ratios.values()) / len(ratios) == pytest.approx(sparsity, abs=1e-9)
+    assert max(ratios.values()) - min(ratios.values()) <= 2 * spread + 1e-9
+
+
+def test_owl_ratios_refuse_what_they_cannot_mean():
+    one = {"b": [torch.ones(10)]}
+    assert owl_ratios(one, 0.5) == {"b": 0.5}  # all blocks alike
+    with pytest.raises(ValueError, match="empty"):
+        owl_ratios({}, 0.5)
+    with pytest.raises(ValueError, match="threshold must be above 0"):
+        owl_ratios(one, 0.5, threshold=0.0)
+    peaked = torch.cat([torch.zeros(99), torch.ones(1)])
+    with pytest.raises(ValueError, match="smaller spread"):
+        owl_ratios({"a": [torch.ones(10)], "b": [peaked]}, 0.95, spread=0.08)

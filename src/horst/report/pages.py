@@ -1,16 +1,23 @@
-"""The benchmark tables of the README and the documentation, from the files in ``benchmarks/results``."""
+"""The tables of the README and the guides, from the committed result files.
+
+``python -m horst.report.pages`` rewrites the blocks ``<!-- table:NAME -->`` to ``<!-- /table -->`` of its pages. The
+geometry page has a command of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import pathlib
+import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from horst.data.lab import load_lab_module
 from horst.experiments.result import Result
 from horst.report.tables import markdown, number, origin, rewrite_blocks
+
+PAGES = ("README.md", "docs/benchmarks/optimizer_step_h200_202611.md", "docs/sparse_training.md")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,19 +25,13 @@ class Config:
     """Where things are.
 
     Args:
-        results: The folder of benchmark files.
-        pages: The pages whose tables are rewritten.
+        root: The repository.
     """
 
-    results: pathlib.Path = pathlib.Path("benchmarks/results")
-    pages: tuple[pathlib.Path, ...] = (
-        pathlib.Path("README.md"),
-        pathlib.Path("docs/benchmarks/optimizer_step_h200_202611.md"),
-        pathlib.Path("docs/sparse_training.md"),
-    )
+    root: pathlib.Path = pathlib.Path()
 
 
-def gpu_step_table(result: Result, *, short: bool = False) -> str:
+def gpu_step_table(results: Sequence[Result], *, short: bool = False) -> str:
     """A line an optimizer and model: time in a row and alone, against the floor and torch's fused AdamW."""
     names = {"gpt2-small": "GPT-2 small", "gpt2-xl": "GPT-2 XL", "flat-1.07e9": "one tensor of 1.07e9"}
     kept = ("AdamW fused", "HORST fused (default)")
@@ -46,14 +47,14 @@ def gpu_step_table(result: Result, *, short: bool = False) -> str:
             number(row["host_milliseconds"], ".2f"),
             number(row["extra_mebibytes"], ".0f"),
         ]
-        for row in sorted(result.rows, key=lambda row: list(names).index(row["shapes"]))
+        for row in sorted(results[0].rows, key=lambda row: list(names).index(row["shapes"]))
         if not short or row["optimizer"] in kept
     ]
     columns = ["model", "optimizer", "ms in a row", "x floor", "x AdamW fused", "ms alone", "x AdamW fused"]
     return markdown([*columns, "host ms", "extra MiB"], lines)
 
 
-def cpu_step_table(result: Result) -> str:
+def cpu_step_table(results: Sequence[Result]) -> str:
     """A line an optimizer on a CPU, against torch's default and fused AdamW."""
     lines = [
         [
@@ -63,38 +64,120 @@ def cpu_step_table(result: Result) -> str:
             number(row["times_AdamW (default)"], ".2f"),
             number(row["times_AdamW fused"], ".2f"),
         ]
-        for row in result.rows
+        for row in results[0].rows
     ]
     return markdown(["optimizer", "ms", "x floor", "x AdamW (default)", "x AdamW fused"], lines)
 
 
-# Marker on a page -> result file and the function that writes its table.
-TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
-    "optimizer_step_gpu": ("optimizer_step_h200", gpu_step_table),
-    "optimizer_step_gpu_short": ("optimizer_step_h200", functools.partial(gpu_step_table, short=True)),
-    "optimizer_step_cpu": ("optimizer_step_cpu", cpu_step_table),
+def cifar_table(results: Sequence[Result]) -> str:
+    """A line a run: what is pruned, accuracy sparse and dense, training loss, speed."""
+    lines = [
+        [
+            "AdamW" if row["optimizer"] == "adamw" else f"HORST, alpha {row['alpha']:g}",
+            number(row["lr"], "g"),
+            str(row["seed"]),
+            f"{row['pruned']:,} of {row['masked_weights']:,}",
+            number(row["accuracy"], ".2%"),
+            number(row["dense_phase_accuracy"], ".2%"),
+            number(row["train_loss"], ".3f"),
+            f"{row['images_per_second']:,.0f}",
+        ]
+        for result in results
+        for row in result.rows
+    ]
+    columns = ["optimizer", "lr", "seed", "weights pruned", "accuracy", "after the last dense phase", "training loss"]
+    return markdown([*columns, "images a second"], lines)
+
+
+def quickstart_table(results: Sequence[Result]) -> str:
+    """A line an optimizer: perplexity at each sparsity, mean over seeds, and the difference."""
+    rows = results[0].rows
+    levels = list(rows[0]["perplexity"])
+    means = {
+        name: [statistics.mean(row["perplexity"][s] for row in rows if row["optimizer"] == name) for s in levels]
+        for name in ("AdamW", "HORST")
+    }
+    lines = [[f"{name}, alpha 5" if name == "HORST" else name, *(f"{v:.2f}" for v in means[name])] for name in means]
+    change = [f"{h / a - 1:+.1%}" for a, h in zip(means["AdamW"], means["HORST"], strict=True)]
+    titles = ["dense" if float(s) == 0 else f"{float(s):.0%}" for s in levels]
+    return markdown(["perplexity a byte", *titles], [*lines, ["difference", *change]])
+
+
+def digits_table(results: Sequence[Result]) -> str:
+    """A line a learning rate: mean accuracy over seeds of both optimizers."""
+    rows = results[0].rows
+    names = ("AdamW", "HORST")
+    lines = []
+    for lr in dict.fromkeys(row["lr"] for row in rows):
+        found = [[row["accuracy"] for row in rows if row["lr"] == lr and row["optimizer"] == name] for name in names]
+        lines.append([f"{lr:g}", *(f"{statistics.mean(f):.2%} ± {statistics.pstdev(f):.2%}" for f in found)])
+    zeros = f"{rows[0]['zeros']:,} of {rows[0]['masked_weights']:,} weights zero"
+    return markdown(["learning rate", "AdamW", f"HORST, alpha 5 ({zeros} in each run)"], lines)
+
+
+def selection_table(results: Sequence[Result]) -> str:
+    """A line a tensor: selection beside torch.kthvalue."""
+    lines = [
+        [
+            f"{row['weights']:,}",
+            row["dtype"],
+            row["content"],
+            number(1e3 * row["select_s"], ".1f"),
+            number(1e3 * row["kthvalue_s"], ".0f"),
+            number(row["kthvalue_over_select"], ".0f"),
+            number(row["extra_bytes_share"], ".1%"),
+        ]
+        for row in results[0].rows
+        if row["what"] == "selection"
+    ]
+    columns = ["weights", "dtype", "content", "selection ms", "kthvalue ms", "times faster", "extra memory"]
+    return markdown(columns, lines)
+
+
+def mask_overhead_table(results: Sequence[Result]) -> str:
+    """A line a phase: the training step with masks beside the step without."""
+    lines = [
+        [row["masks"], number(1e3 * row["step_s"], ".2f"), number(row["overhead"], "+.2%")]
+        for row in results[0].rows
+        if row["what"] == "deit_small step"
+    ]
+    return markdown(["DeiT-small, batch 1024", "ms a step", "overhead"], lines)
+
+
+_GPU_STEP = ("benchmarks/results/optimizer_step_h200.json",)
+_SPARSITY = ("benchmarks/results/sparsity_h200.json",)
+# Marker on a page -> result files and the function that writes its table.
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
+    "optimizer_step_gpu": (_GPU_STEP, gpu_step_table),
+    "optimizer_step_gpu_short": (_GPU_STEP, functools.partial(gpu_step_table, short=True)),
+    "optimizer_step_cpu": (("benchmarks/results/optimizer_step_cpu.json",), cpu_step_table),
+    "acdc_cifar10": (("results/sparsity/acdc_cifar10.json", "results/sparsity/acdc_cifar10_alpha20.json"), cifar_table),
+    "acdc_digits": (("results/sparsity/acdc_digits.json",), digits_table),
+    "quickstart": (("results/quickstart.json",), quickstart_table),
+    "selection": (_SPARSITY, selection_table),
+    "mask_overhead": (_SPARSITY, mask_overhead_table),
 }
 
 
-def rewrite_page(page: str, results: pathlib.Path) -> str:
+def rewrite_page(page: str, root: pathlib.Path) -> str:
     """The page with every marked block replaced by its table and, below it, where the numbers come from."""
 
-    def writer(name: str) -> Callable[[], str]:
-        def write_table() -> str:
-            file, write = TABLES[name]
-            result = Result.load(results / f"{file}.json")
-            return f"{write(result)}\n\n{origin(f'benchmarks/results/{file}.json', result)}"
+    def write_table(name: str) -> str:
+        files, write = TABLES[name]
+        results = [Result.load(root / file) for file in files]
+        return "\n\n".join([write(results), *(origin(f, r) for f, r in zip(files, results, strict=True))])
 
-        return write_table
-
-    return rewrite_blocks(page, {name: writer(name) for name in TABLES})
+    return rewrite_blocks(page, {name: functools.partial(write_table, name) for name in TABLES})
 
 
 def build(config: Config) -> list[pathlib.Path]:
     """Rewrite the pages; the files written."""
-    for path in config.pages:
-        path.write_text(rewrite_page(path.read_text(), config.results))
-    return list(config.pages)
+    written = []
+    for page in PAGES:
+        path = config.root / page
+        path.write_text(rewrite_page(path.read_text(), config.root))
+        written.append(path)
+    return written
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from horst.sparsity.at_init import AtInit
 from horst.sparsity.best import Best, BestModels
 from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.diagnostics import Recorder, plot
+from horst.sparsity.distributions import owl_ratios
 from horst.sparsity.gmp import GMP
 from horst.sparsity.imp import IMP
 from horst.sparsity.layers import Layer, find_layers
@@ -59,6 +60,7 @@ __all__ = [
     "keep_zeros",
     "kth_magnitude",
     "magnitude_mask",
+    "owl_ratios",
     "plot",
     "rigl_steps",
     "smallest",

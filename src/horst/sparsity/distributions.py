@@ -9,7 +9,7 @@ number for all layers together, to be found by one threshold.
   ``sum(shape) / prod(shape)``. Layers that would exceed density 1 stay dense and the rest is solved again; the total
   is ``floor(s * N)`` to the unit.
 - a dictionary ``{pattern: sparsity}``: a layer takes the first entry whose key is its name, a prefix of it
-  (``"blocks.3"``) or a wildcard pattern. OWL's ratios (Yin et al., 2023) are given this way, one entry a block.
+  (``"blocks.3"``) or a wildcard pattern. :func:`owl_ratios` makes one with an entry a block.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
+
+from torch import Tensor
 
 from horst.sparsity.masks import check_sparsity
 from horst.sparsity.selection import exact_floor
@@ -62,6 +64,59 @@ def allocate(
     raise ValueError(
         f"distribution must be 'uniform', 'global', 'erk' or a dictionary of sparsities by layer, got {distribution!r}."
     )
+
+
+def owl_ratios(
+    scores: Mapping[str, Sequence[Tensor]], sparsity: float, *, threshold: float = 5.0, spread: float = 0.08
+) -> dict[str, float]:
+    r"""OWL's sparsity for each block: blocks with many outliers keep more of their weights.
+
+    With :math:`D_b` the share of block b's scores above :math:`M` times their mean,
+
+    .. math::
+        s_b = s + \overline{d} - d_b, \quad d_b = 2 \lambda\, (D_b - \min D) / (\max D - \min D)
+
+    where :math:`s, M, \lambda` are ``sparsity``, ``threshold``, ``spread``: the mean over the blocks is ``sparsity``,
+    and no two blocks are further apart than ``2 * spread``.
+
+    Args:
+        scores: For each block, by a name that its layers' names begin with, the scores of its weights: magnitudes, or
+            magnitudes times input norms (Wanda's, as in OWL).
+        threshold: How many times the mean makes an outlier: 5 in OWL's instructions, 3 in its code.
+        spread: Half the largest difference between two blocks.
+
+    Returns:
+        A dictionary to pass as ``distribution``.
+
+    Example:
+        >>> import torch
+        >>> flat, peaked = torch.ones(100), torch.cat([torch.zeros(99), torch.ones(1)])
+        >>> owl_ratios({"blocks.0": [flat], "blocks.1": [peaked]}, 0.7)
+        {'blocks.0': 0.78, 'blocks.1': 0.62}
+
+    References: Yin et al., *Outlier Weighed Layerwise Sparsity* (2023).
+    """
+    check_sparsity(sparsity)
+    if not scores:
+        raise ValueError("scores is empty: give the scores of at least one block.")
+    if not threshold > 0 or not spread >= 0:
+        raise ValueError(f"threshold must be above 0 and spread at least 0, got {threshold} and {spread}.")
+    shares = {}
+    for block, parts in scores.items():
+        total = sum(part.double().sum() for part in parts)
+        limit = threshold * total / sum(part.numel() for part in parts)
+        shares[block] = sum(int((part > limit).sum()) for part in parts) / sum(part.numel() for part in parts)
+    low, high = min(shares.values()), max(shares.values())
+    width = 2 * spread / (high - low) if high > low else 0.0
+    bonus = {block: width * (share - low) for block, share in shares.items()}
+    mean = sum(bonus.values()) / len(bonus)
+    ratios = {block: round(sparsity + mean - b, 12) for block, b in bonus.items()}
+    outside = {block: ratio for block, ratio in ratios.items() if not 0.0 <= ratio < 1.0}
+    if outside:
+        raise ValueError(
+            f"spread={spread} takes blocks out of [0, 1) at sparsity {sparsity}: {outside}. Use a smaller spread."
+        )
+    return ratios
 
 
 def layer_sparsity(ratios: Mapping[str, float], name: str) -> float:
