@@ -92,6 +92,7 @@ def test_zeros_stay_zero_with_fused_optimizers_and_grad_scaler(name, optimizer_c
     assert restored.mask_hash() == sparsifier.mask_hash()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_a_step_in_a_sparse_phase_never_waits_for_the_device():
     net = model().cuda()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
