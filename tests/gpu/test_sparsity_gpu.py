@@ -8,10 +8,7 @@ from horst import HORST
 from horst.sparsity import ACDC, SET, SRSTE, AtInit, DropGrow, Phases, RigL, Static, exact_floor, smallest
 from horst.sparsity.sharding import Shard, random_scores
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def model():

@@ -74,7 +74,6 @@ def test_quantiles_must_be_shares():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_records_go_on_from_a_checkpoint_read_on_the_cpu():
     model = Tiny().cuda()
     optimizer = adamw(model.parameters())

@@ -129,8 +129,7 @@ _NOTES = [
     "linear, bounded and coercive are verdicts of numerical probes: 'no' comes with a counter-example, 'yes' means "
     "that none was found. bound is C of Definition 3.2 in the L2 norm, mu the constant of Definition 3.7.",
     "Angles in degrees to the max-margin solutions after the toy budget, for the figure's four quadrants.",
-    "Figure 2 calls coordinate descent infeasible for large networks. With 100 features it is not: one coordinate a "
-    "step is a hundredth of them. The toy run does not show what it costs with millions.",
+    "Figure 2 calls coordinate descent infeasible for large networks, which is about cost: a toy run does not show it.",
 ]
 
 

@@ -30,8 +30,7 @@ def main() -> None:
 
 
 _NOTES = [
-    "The paper says that Adam saturates at plus or minus 1 on nearly all features. Here it does not, and neither does "
-    "the true L-infinity max-margin solution: see off_support in the toy suite.",
+    "Adam's profile is to be read beside the true L-infinity max-margin solution, which is a row of the toy suite.",
 ]
 
 

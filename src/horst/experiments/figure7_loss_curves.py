@@ -58,9 +58,7 @@ def main() -> None:
 
 _NOTES = [
     "log10 of the loss by log-sum-exp, so it goes on where the loss itself underflows (10^-323 in float64); the "
-    "gradient underflows there too, and SignSGD stops. Steps are counted to the next snapshot.",
-    "The larger the learning rate the better for cosh, up to the end of the grid, as in the paper. It is slower than "
-    "SignSGD, but not slower than SGD or the hyperbolic entropy at their rate of 0.01.",
+    "gradient underflows there too. Steps are counted to the next snapshot.",
 ]
 
 

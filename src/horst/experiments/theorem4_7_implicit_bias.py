@@ -196,10 +196,9 @@ _NOTES = [
     "points are its solutions, while a flow that keeps its signs can at best solve the problem restricted to them. The "
     "proof's KKT point is one of the problem in the factors, where a zero factor is stationary.",
     "For p > 2 the flow is smoothed within `smoothing` of a zero gradient entry; p = infinity is run with three "
-    "widths. Its gap depends on the width, its standstill does not.",
+    "widths.",
     "predicted_exponent: the rate at which the slowest feature off the support is left behind, from the multipliers of "
-    "the linear program; measured_exponent: minus the slope of log gap against log norm over the last quarter. The "
-    "prediction goes to 0 as p grows: the limits of time and of p do not commute.",
+    "the linear program; measured_exponent: minus the slope of log gap against log norm over the last quarter.",
 ]
 
 

@@ -269,8 +269,8 @@ _NOTES = [
     "scaled to largest magnitude 1. The max_margin_* and teacher rows measure the solver's solutions and the teacher "
     "alike.",
     "Exponentiated updates (Exp-SGD, Exp-Adam, hyperbolic and cosh entropy) take the exact dual step.",
-    "The gradient of the exponential loss underflows to zero at a margin of about 745 in float64: SignSGD at lr 0.1 "
-    "stops there, long before the budget is spent.",
+    "The gradient of the exponential loss underflows to zero at a margin of about 745 in float64: a method that gets "
+    "there stops.",
 ]
 
 
