@@ -12,8 +12,8 @@ import horst
 ROOT = pathlib.Path(horst.__file__).parent
 # A folder may import those before it, never those after it.
 ORDER = [
-    "operators", "kernels", "optimizers", "sparsity", "pruning", "export", "models", "data", "training", "experiments",
-    "report", "integrations", "cli",
+    "extras", "operators", "kernels", "optimizers", "sparsity", "pruning", "export", "models", "data", "training",
+    "experiments", "report", "integrations", "cli",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 

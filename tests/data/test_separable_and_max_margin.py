@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from horst.data.lab import load_lab_module
 from horst.data.max_margin import NotSeparableError, l1_dual_correlations, max_margin, norm_of
 from horst.data.separable import log_loss, loss_gradient, sparse_teacher_data
 
@@ -128,15 +127,6 @@ def test_bad_calls_are_refused():
         max_margin(z, "l3")
     with pytest.raises(ValueError, match="L1 problem alone"):
         max_margin(z, "l2", signs=torch.ones(2))
-
-
-def test_a_missing_package_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    monkeypatch.delitem(sys.modules, "scipy.optimize", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "horst-optim\[lab\]"'):
-        load_lab_module("scipy.optimize")
-    with pytest.raises(ModuleNotFoundError, match="no_such_package is needed here"):
-        load_lab_module("no_such_package.part")
 
 
 def test_the_lab_imports_without_its_extra():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from horst.data.lab import load_lab_module
+from horst.extras import load_extra
 
 Geometry = Literal["l1", "l2", "linf"]
 
@@ -79,12 +79,12 @@ def l1_dual_correlations(z: Tensor, *, signs: Tensor | None = None) -> Tensor:
 
 
 def _matrix(z: Tensor) -> Any:
-    load_lab_module("numpy")  # for the message that names the extra: torch's own does not
+    load_extra("numpy")  # for the message that names the extra: torch's own does not
     return z.detach().to("cpu", torch.float64).numpy()
 
 
 def _solve_l1(matrix: Any, signs: Tensor | None) -> Any:
-    numpy = load_lab_module("numpy")
+    numpy = load_extra("numpy")
     split = numpy.hstack([matrix, -matrix]) if signs is None else matrix * signs.double().numpy()
     costs, limits = numpy.ones(split.shape[1]), -numpy.ones(split.shape[0])
     return _linprog(costs, A_ub=-split, b_ub=limits, bounds=(0, None))
@@ -98,7 +98,7 @@ def _l1(matrix: Any, signs: Tensor | None) -> Any:
 
 def _linf(matrix: Any) -> Any:
     """min t such that |theta_j| <= t: theta shifted by t is non-negative, and t is the last variable."""
-    numpy = load_lab_module("numpy")
+    numpy = load_extra("numpy")
     samples, features = matrix.shape
     costs = numpy.zeros(features + 1)
     costs[-1] = 1.0
@@ -113,12 +113,12 @@ def _linf(matrix: Any) -> Any:
 
 def _l2(matrix: Any) -> Any:
     """Lawson and Hanson's least-distance programming, then the exact solution on the active set it found."""
-    numpy = load_lab_module("numpy")
+    numpy = load_extra("numpy")
     samples, features = matrix.shape
     stacked = numpy.vstack([matrix.T, numpy.ones((1, samples))])
     target = numpy.zeros(features + 1)
     target[-1] = 1.0
-    weights, residual = load_lab_module("scipy.optimize").nnls(stacked, target)
+    weights, residual = load_extra("scipy.optimize").nnls(stacked, target)
     if residual < 1e-9:
         raise NotSeparableError("no theta separates the data: a max-margin solution does not exist.")
     active = weights > 0
@@ -130,7 +130,7 @@ def _l2(matrix: Any) -> Any:
 
 def _linprog(costs: Any, **problem: Any) -> Any:
     options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    result = load_lab_module("scipy.optimize").linprog(costs, method="highs", options=options, **problem)
+    result = load_extra("scipy.optimize").linprog(costs, method="highs", options=options, **problem)
     if result.status == 2:
         raise NotSeparableError("no theta of this sign pattern separates the data: there is no max-margin solution.")
     if result.status != 0:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from horst.data.lab import load_lab_module
+from horst.extras import load_extra
 
 SCHEMA_VERSION = 1
 ConfigT = TypeVar("ConfigT")
@@ -99,7 +99,7 @@ def timed(name: str, config: Any, body: Callable[[], tuple[list[dict[str, Any]],
 
 def command_line(config: Callable[..., ConfigT], run: Callable[[ConfigT], Result], description: str) -> None:
     """An experiment's ``main``: the config's fields become options, the result goes to ``--out``."""
-    tyro = load_lab_module("tyro")
+    tyro = load_extra("tyro")
     name = description.split(":")[0]
 
     def main(config: Any, out: pathlib.Path = pathlib.Path("runs") / f"{name}.json") -> None:

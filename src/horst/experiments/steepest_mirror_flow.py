@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horst.data.lab import load_lab_module
+from horst.extras import load_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def integrate(
         raise ValueError(f"p must be at least 2 as in Theorem 4.7, got {p}.")
     if bool((start == 0).any()):
         raise ValueError("start must have no zeros: a multiplicative flow never leaves zero.")
-    numpy, integrate_module = load_lab_module("numpy"), load_lab_module("scipy.integrate")
+    numpy, integrate_module = load_extra("numpy"), load_extra("scipy.integrate")
     signs = start.sign().double()
     matrix = (z.double() * signs).numpy()
     rho = start.abs().double().log().numpy()

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from horst.data.lab import load_lab_module
 from horst.experiments.result import Result
+from horst.extras import load_extra
 
 # Okabe and Ito's colours, which remain distinct to colour-blind readers; the dash tells pairs of one family apart.
 _BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _BLACK = (
@@ -77,7 +77,7 @@ def figure7(result: Result) -> Any:
     )
     left.set_title("(a) SignSGD, learning rate 0.1")
     sweep = [key for key in losses if key.startswith("cosh@")]
-    colours = load_lab_module("matplotlib").colormaps["viridis"]
+    colours = load_extra("matplotlib").colormaps["viridis"]
     for i, key in enumerate(sweep):
         right.plot(steps, losses[key], color=colours(i / max(1, len(sweep) - 1) * 0.92), label=key.partition("@")[2])
     for key, curve in losses.items():
@@ -129,7 +129,7 @@ def theorem4_7(result: Result) -> Any:
     figure, panels = _subplots(1, len(setups), figsize=(4.2 * len(setups) + 0.8, 3.9), sharey=True)
     panels = panels if len(setups) > 1 else [panels]
     norms = [10**value for value in result.curves["log10_norm"]]
-    colours = load_lab_module("matplotlib").colormaps["viridis"]
+    colours = load_extra("matplotlib").colormaps["viridis"]
     for axes, setup in zip(panels, setups, strict=True):
         keys = [key for key in result.curves["gap"] if key.startswith(f"{setup} ")]
         for i, key in enumerate(keys):
@@ -218,7 +218,7 @@ def _profiles(result: Result, panels: Sequence[tuple[str, list[str]]], labels: S
 
 def _subplots(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     """A figure that belongs to no window and no global state, and its axes."""
-    figure_class = load_lab_module("matplotlib.figure").Figure
+    figure_class = load_extra("matplotlib.figure").Figure
     sharey = options.pop("sharey", False)
     figure = figure_class(layout="constrained", dpi=150, **options)
     return figure, figure.subplots(rows, columns, sharey=sharey)

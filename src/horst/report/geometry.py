@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from horst.data.lab import load_lab_module
 from horst.experiments.result import Result
+from horst.extras import load_extra
 from horst.report.figures import FIGURES
 from horst.report.tables import markdown, number, origin, rewrite_blocks
 
@@ -206,7 +206,7 @@ def build(config: Config) -> list[pathlib.Path]:
 
 def main() -> None:
     """The command line."""
-    for path in build(load_lab_module("tyro").cli(Config)):
+    for path in build(load_extra("tyro").cli(Config)):
         sys.stdout.write(f"{path}\n")
 
 

@@ -13,8 +13,8 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 
-from horst.data.lab import load_lab_module
 from horst.experiments.result import Result
+from horst.extras import load_extra
 from horst.report.tables import markdown, number, origin, rewrite_blocks
 
 PAGES = ("README.md", "docs/benchmarks/optimizer_step_h200_202611.md", "docs/sparse_training.md")
@@ -182,7 +182,7 @@ def build(config: Config) -> list[pathlib.Path]:
 
 def main() -> None:
     """The command line."""
-    for path in build(load_lab_module("tyro").cli(Config)):
+    for path in build(load_extra("tyro").cli(Config)):
         sys.stdout.write(f"{path}\n")
 
 

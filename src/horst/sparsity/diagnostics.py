@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horst.extras import load_extra
 from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.masks import pack, unpack
@@ -103,11 +104,7 @@ def plot(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
         records: :attr:`Recorder.records`, or what :meth:`Recorder.save` wrote.
         path: Where the figure goes; its ending chooses the format.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('plot needs matplotlib: pip install "horst-optim[lab]"') from error
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = load_extra("matplotlib.figure").Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 2)
     panels = [
         ("overlap", "kept weights that the last mask kept too"),
