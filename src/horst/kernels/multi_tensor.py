@@ -51,10 +51,29 @@ class Launch:
     # Pinned memory cannot be taken while a CUDA graph is captured, so a buffer for that moment is kept ready.
     spare: Tensor | None = None
 
-    @property
-    def grid(self) -> tuple[int]:
-        """As many programs as there are blocks in all chunks."""
-        return (self.chunks.shape[0] * BLOCKS_PER_CHUNK,)
+    # By compile-time constants: what Triton compiled for them. Triton's own look-up by all arguments would take longer
+    # than anything else the host does in a step of a small model.
+    compiled: dict[tuple[Any, ...], Any] = dataclasses.field(default_factory=dict)
+
+    def run(self, kernel: Any, arguments: tuple[Any, ...], constants: tuple[Any, ...], *, may_reuse: bool) -> None:
+        """Launch as many programs as there are blocks in all chunks.
+
+        Args:
+            kernel: Takes the arguments, the constants, and ALIGNED, BLOCK, BLOCKS_PER_CHUNK.
+            may_reuse: Whether the types of the arguments, and the alignment of pointers, are those of every other call
+                with this and equal constants.
+        """
+        device = self.table.device
+        grid = (self.chunks.shape[0] * BLOCKS_PER_CHUNK, 1, 1)
+        constants = (*constants, self.aligned, BLOCK, BLOCKS_PER_CHUNK)
+        known = self.compiled.get(constants) if may_reuse else None
+        with torch.cuda.device(device if device.type == "cuda" else -1):
+            if known is not None:
+                known[grid](*arguments, *constants)
+                return
+            compiled = kernel[grid](*arguments, *constants, num_warps=NUM_WARPS)
+        if may_reuse:
+            self.compiled[constants] = compiled  # None in Triton's interpreter
 
 
 class LaunchCache:
@@ -131,8 +150,7 @@ def _signature(fixed: Sequence[Sequence[Tensor]], moving: Sequence[Tensor]) -> t
     dense = list(map(_IS_CONTIGUOUS, moving))
     return (
         [list(map(_ADDRESS, column)) for column in fixed],
-        list(map(_DTYPE, fixed[0])),
-        list(map(_DTYPE, moving)),
+        list(map(_DTYPE, moving)),  # a gradient has its parameter's, which torch sees to
         dense if all(dense) else [t.stride() for t in moving],
     )
 

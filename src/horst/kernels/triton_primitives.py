@@ -15,6 +15,16 @@ TRITON_DTYPES = {
 
 
 @triton.jit
+def locate(chunks, BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr):
+    """The tensor this program works on, and the first element of its block; see :mod:`horst.kernels.multi_tensor`."""
+    program = tl.program_id(0)
+    chunk = program // BLOCKS_PER_CHUNK
+    tensor = tl.load(chunks + 2 * chunk)
+    block = tl.load(chunks + 2 * chunk + 1) + program % BLOCKS_PER_CHUNK
+    return tensor, block.to(tl.int64) * BLOCK  # int64: offsets into a large tensor overflow int32
+
+
+@triton.jit
 def mix(x):
     """The hash of :mod:`horst.kernels.rounding`, on 32-bit unsigned integers."""
     x = x ^ (x >> 16)

@@ -25,7 +25,6 @@ from horst.optimizers.hyperparameters import check_adam_hyperparameters
 
 __all__ = ["MirroredAdam"]
 
-_IS_CPU = operator.attrgetter("is_cpu")
 _EXP_AVG, _EXP_AVG_SQ, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))
 
 
@@ -151,6 +150,7 @@ class MirroredAdam(Optimizer, abc.ABC):
     def _forget_launches(self) -> None:
         self._launches: dict[tuple[int, bool, bool], LaunchCache] = defaultdict(LaunchCache)
         self._backends: dict[int, tuple[tuple[Any, ...], Backend]] = {}
+        self._counters_placed: set[int] = set()  # groups whose step counters lie on their device, by id of the list
         self._warned = False
 
     def _refuse_sparse(self, params: list[Tensor], grads: list[Tensor]) -> None:
@@ -202,13 +202,14 @@ class MirroredAdam(Optimizer, abc.ABC):
                     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
                     state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        if step_on_device and id(group["params"]) not in self._counters_placed:
+            for p in group["params"]:
+                if state := self.state.get(p):  # it may have been loaded from one that lived on the host
+                    state["step"] = state["step"].to(p.device, torch.float32)
+            self._counters_placed.add(id(group["params"]))
         exp_avgs += map(_EXP_AVG, states)
         exp_avg_sqs += map(_EXP_AVG_SQ, states)
         steps += map(_STEP, states)
-        if step_on_device and params and not params[0].is_cpu and any(map(_IS_CPU, steps)):
-            # loaded from a state that lived on the host
-            for i, (p, state) in enumerate(zip(params, states, strict=True)):
-                steps[i] = state["step"] = state["step"].to(p.device, torch.float32)
         return backend
 
     @overload

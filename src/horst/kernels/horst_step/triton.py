@@ -13,14 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
-from horst.kernels.multi_tensor import (
-    BLOCK,
-    BLOCKS_PER_CHUNK,
-    NUM_WARPS,
-    LaunchCache,
-    share_one_dense_layout,
-)
-from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, mix
+from horst.kernels.multi_tensor import LaunchCache, share_one_dense_layout
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, locate, mix
 
 
 @triton.jit
@@ -98,14 +92,10 @@ def _horst_kernel(
     STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    chunk = program // BLOCKS_PER_CHUNK
-    tensor = tl.load(chunks + 2 * chunk)
-    block = tl.load(chunks + 2 * chunk + 1) + program % BLOCKS_PER_CHUNK
+    tensor, start = locate(chunks, BLOCK, BLOCKS_PER_CHUNK)
     COLUMNS: tl.constexpr = 7 if SPARSE else 6  # theta, m, v, step, (mask,) number of elements, position
     row = table + COLUMNS * tensor
     n = tl.load(row + COLUMNS - 2)
-    start = block.to(tl.int64) * BLOCK  # int64: offsets into a large tensor overflow int32
     if start >= n:
         return
     if found_inf_ptr is not None:  # noqa: SIM102  (the outer test is made when compiling)
@@ -173,6 +163,11 @@ def horst_step_triton(
     more = [] if masks is None else [masks]
     launches = cache.reuse((params, exp_avgs, exp_avg_sqs, steps, *more), grads)
     if launches is None:
+        if any(step.device != p.device for p, step in zip(params, steps, strict=True)):
+            raise RuntimeError(
+                "a step counter lies on another device than its parameter. Load states with load_state_dict, which "
+                "moves what it must, and not by writing to optimizer.state."
+            )
         columns, staged = _walkable(params, grads, exp_avgs, exp_avg_sqs, *more)
         params, grads, exp_avgs, exp_avg_sqs, *more = columns
         launches = cache.plan((params, exp_avgs, exp_avg_sqs, steps, *more), grads, keep=not staged)
@@ -188,15 +183,19 @@ def horst_step_triton(
         lr_on_device = None
         if isinstance(lr, Tensor) and not lr.is_cpu:
             lr_on_device = lr.to(device, acc)
-        with torch.cuda.device(device if device.type == "cuda" else -1):
-            _horst_kernel[launch.grid](
+        from_device = [
+            lr_on_device,
+            None if grad_scale is None else grad_scale.to(device, non_blocking=True),
+            None if found_inf is None else found_inf.to(device, non_blocking=True),
+        ]
+        launch.run(
+            _horst_kernel,
+            (
                 launch.table,
                 launch.moving_table,
                 launch.chunks,
                 launch.tickets,
-                lr_on_device,
-                None if grad_scale is None else grad_scale.to(device, non_blocking=True),
-                None if found_inf is None else found_inf.to(device, non_blocking=True),
+                *from_device,
                 0.0 if lr_on_device is not None else float(lr),
                 math.log(beta1) if beta1 > 0 else -math.inf,
                 math.log(beta2) if beta2 > 0 else -math.inf,
@@ -208,22 +207,22 @@ def horst_step_triton(
                 alpha,
                 beta,
                 math.inf if max_exponent is None else max_exponent,
-                THETA=TRITON_DTYPES[theta_dtype],
-                M=TRITON_DTYPES[m_dtype],
-                V=TRITON_DTYPES[v_dtype],
-                GRAD=TRITON_DTYPES[grad_dtype],
-                ACC=TRITON_DTYPES[acc],
-                MIRROR=options.has_mirror_step,
-                ALONG_GRADIENT=options.along_gradient,
-                CLAMP=max_exponent is not None,
-                MAXIMIZE=options.maximize,
-                STOCHASTIC=options.stochastic_rounding and theta_dtype is torch.bfloat16,
-                SPARSE=masks is not None,
-                ALIGNED=launch.aligned,
-                BLOCK=BLOCK,
-                BLOCKS_PER_CHUNK=BLOCKS_PER_CHUNK,
-                num_warps=NUM_WARPS,
-            )
+            ),
+            (
+                TRITON_DTYPES[theta_dtype],
+                TRITON_DTYPES[m_dtype],
+                TRITON_DTYPES[v_dtype],
+                TRITON_DTYPES[grad_dtype],
+                TRITON_DTYPES[acc],
+                options.has_mirror_step,
+                options.along_gradient,
+                max_exponent is not None,
+                options.maximize,
+                options.stochastic_rounding and theta_dtype is torch.bfloat16,
+                masks is not None,
+            ),
+            may_reuse=from_device == [None, None, None],
+        )
     for original, copy in staged:
         original.copy_(copy)
 

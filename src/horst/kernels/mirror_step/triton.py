@@ -10,14 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from horst.kernels.mirror_step import MirrorOptions
-from horst.kernels.multi_tensor import (
-    BLOCK,
-    BLOCKS_PER_CHUNK,
-    NUM_WARPS,
-    LaunchCache,
-    share_one_dense_layout,
-)
-from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest
+from horst.kernels.multi_tensor import LaunchCache, share_one_dense_layout
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, locate
 
 
 @triton.jit
@@ -42,13 +36,9 @@ def _mirror_kernel(
     THETA: tl.constexpr, OLD: tl.constexpr, ACC: tl.constexpr, CLAMP: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    chunk = program // BLOCKS_PER_CHUNK
-    tensor = tl.load(chunks + 2 * chunk)
-    block = tl.load(chunks + 2 * chunk + 1) + program % BLOCKS_PER_CHUNK
+    tensor, start = locate(chunks, BLOCK, BLOCKS_PER_CHUNK)
     row = table + 3 * tensor  # theta, number of elements, position
     n = tl.load(row + 1)
-    start = block.to(tl.int64) * BLOCK
     if start >= n:
         return
     theta_ptr = tl.load(row).to(tl.pointer_type(THETA))
@@ -88,25 +78,21 @@ def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: Mirr
         device = launch.table.device
         theta_dtype, old_dtype = launch.dtypes
         acc = torch.float64 if theta_dtype is torch.float64 else torch.float32
-        with torch.cuda.device(device if device.type == "cuda" else -1):
-            _mirror_kernel[launch.grid](
+        from_device = [x.to(device, acc) if isinstance(x, Tensor) else None for x in (decay, shrink)]
+        launch.run(
+            _mirror_kernel,
+            (
                 launch.table,
                 launch.moving_table,
                 launch.chunks,
-                decay.to(device, acc) if isinstance(decay, Tensor) else None,
-                shrink.to(device, acc) if isinstance(shrink, Tensor) else None,
+                *from_device,
                 alpha,
                 0.0 if isinstance(decay, Tensor) else decay,
                 0.0 if isinstance(shrink, Tensor) else shrink,
                 math.inf if max_exponent is None else max_exponent,
-                THETA=TRITON_DTYPES[theta_dtype],
-                OLD=TRITON_DTYPES[old_dtype],
-                ACC=TRITON_DTYPES[acc],
-                CLAMP=max_exponent is not None,
-                ALIGNED=launch.aligned,
-                BLOCK=BLOCK,
-                BLOCKS_PER_CHUNK=BLOCKS_PER_CHUNK,
-                num_warps=NUM_WARPS,
-            )
+            ),
+            (TRITON_DTYPES[theta_dtype], TRITON_DTYPES[old_dtype], TRITON_DTYPES[acc], max_exponent is not None),
+            may_reuse=from_device == [None, None],
+        )
     for original, copy in staged:
         original.copy_(copy)
