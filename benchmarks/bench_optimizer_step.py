@@ -113,14 +113,15 @@ def cuda_seconds(step: Callable[[], object], repeats: int, steps: int) -> float:
     return statistics.median(times)
 
 
-def host_seconds(step: Callable[[], object], repeats: int) -> float:
-    """Median time until ``step`` returns, the device being idle before it."""
+def host_seconds(step: Callable[[], object], repeats: int, steps: int = 10) -> float:
+    """Median time until ``step`` returns, with ``steps`` of them in a row and the device idle before the first."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - begin)
+        for _ in range(steps):
+            step()
+        times.append((time.perf_counter() - begin) / steps)
     torch.cuda.synchronize()
     return statistics.median(times)
 

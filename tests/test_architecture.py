@@ -54,14 +54,20 @@ def test_operators_know_nothing_of_the_rest(path):
 
 
 def test_import_horst_needs_torch_alone():
-    """In a fresh interpreter, importing horst loads nothing that torch itself does not load."""
+    """In a fresh interpreter, all public names load nothing that torch itself does not load."""
     code = (
-        "import torch, sys; before = {m.split('.')[0] for m in sys.modules}; import horst; "
+        "import torch, sys; before = {m.split('.')[0] for m in sys.modules}; import horst; [getattr(horst, n) for n in horst.__all__]; "
         "after = {m.split('.')[0] for m in sys.modules}; "
         "print(*sorted(m for m in after - before - {'horst'} if m not in sys.stdlib_module_names and m[0] != '_'))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+def test_import_horst_alone_does_not_wait_for_torch():
+    code = "import horst, sys; print('torch' in sys.modules, horst.__version__)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", horst.__version__]
 
 
 def test_public_names_exist_and_are_documented():

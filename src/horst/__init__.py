@@ -1,12 +1,42 @@
 """HORST: train transformers that survive pruning."""
 
-from horst import operators, sparsity
-from horst.optimizers.compose import compose
-from horst.optimizers.composed import Composed
-from horst.optimizers.ham import HAM
-from horst.optimizers.horst import HORST
-from horst.optimizers.param_groups import param_groups
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from horst import operators, sparsity
+    from horst.optimizers.compose import compose
+    from horst.optimizers.composed import Composed
+    from horst.optimizers.ham import HAM
+    from horst.optimizers.horst import HORST
+    from horst.optimizers.param_groups import param_groups
 
 __version__ = "0.1.0"
 
 __all__ = ["HAM", "HORST", "Composed", "compose", "operators", "param_groups", "sparsity"]
+
+# Where each name lives. They are loaded on use, so that `horst --help` does not wait for torch.
+_HOMES = {
+    "HAM": "horst.optimizers.ham",
+    "HORST": "horst.optimizers.horst",
+    "Composed": "horst.optimizers.composed",
+    "compose": "horst.optimizers.compose",
+    "param_groups": "horst.optimizers.param_groups",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'horst' has no attribute {name!r}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        value = importlib.import_module(f"horst.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

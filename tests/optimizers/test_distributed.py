@@ -47,14 +47,15 @@ def full(t):
 
 
 def sharded_training_equals_single(rank, folder):
+    mesh = init_device_mesh("cpu", (2,))  # by default it would be the GPU's, where there is one
     for name, make in MAKE.items():
         single = make_model()
         train(single, make(single.parameters()), 4)
         model = make_model()
         for layer in model:
             if isinstance(layer, nn.Linear):
-                fully_shard(layer)
-        fully_shard(model)
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         optimizer = make(model.parameters())
         train(model, optimizer, 4)
         for p, q in zip(model.parameters(), single.parameters(), strict=True):
@@ -64,12 +65,13 @@ def sharded_training_equals_single(rank, folder):
 
 
 def checkpoint_continues_exactly(rank, folder):
+    mesh = init_device_mesh("cpu", (2,))
     for name in MAKE:
         path = pathlib.Path(folder) / name
 
         def sharded(name=name):
             model = make_model()
-            fully_shard(model)
+            fully_shard(model, mesh=mesh)
             return model, MAKE[name](model.parameters())
 
         model, optimizer = sharded()
