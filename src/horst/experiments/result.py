@@ -52,7 +52,7 @@ class Result:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(json.dumps(_plain(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n")
+            temporary.write_text(json.dumps(plain(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n")
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -82,7 +82,12 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def timed(name: str, config: Any, body: Callable[[], tuple[list[dict[str, Any]], dict[str, Any], list[str]]]) -> Result:
+def timed(
+    name: str,
+    config: Any,
+    body: Callable[[], tuple[list[dict[str, Any]], dict[str, Any], list[str]]],
+    device: str = "cpu",
+) -> Result:
     """Run ``body``, which returns rows, curves and notes, and wrap them up with the config and the time taken."""
     start = time.perf_counter()
     rows, curves, notes = body()
@@ -92,7 +97,7 @@ def timed(name: str, config: Any, body: Callable[[], tuple[list[dict[str, Any]],
         rows=rows,
         curves=curves,
         notes=notes,
-        environment=environment(),
+        environment=environment(device),
         seconds=round(time.perf_counter() - start, 3),
     )
 
@@ -128,14 +133,19 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no tensors, tuples, infinities ("inf" instead) or NaN (null). Nine digits: more is noise."""
+def plain(value: Any) -> Any:
+    """JSON has no tensors, tuples, infinities ("inf" instead) or NaN (null). Nine digits: more is noise.
+
+    Of an absolute path the last part stays: the rest is about the machine, not about the run.
+    """
+    if isinstance(value, pathlib.PurePath):
+        return value.name if value.is_absolute() else value.as_posix()
     if isinstance(value, torch.Tensor):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float):
         if math.isnan(value):
             return None

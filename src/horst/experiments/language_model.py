@@ -1,0 +1,120 @@
+"""Training a GPT-2 for an experiment: the paper's language recipe (Table 5) as defaults, every choice a field."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from horst.data.token_batches import TokenBatches, evaluation_batches
+from horst.experiments.contenders import Name, Optimization
+from horst.experiments.whole import whole_model
+from horst.models.gpt2 import GPT2, GPT2Config
+from horst.training import LoopConfig, OneCycle, Task, TrainResult, parallelize, perplexity, train
+from horst.training.distributed import World
+from horst.training.evaluate import Precision
+
+ORDER_SEED = 1337  # of the data in the paper's base code
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig:
+    """How the language models of an experiment are trained.
+
+    Args:
+        data: Folder with ``train.bin``, ``val.bin`` and ``meta.json``, as ``horst data`` writes them.
+        model: Its shape.
+        optimization: The optimizers' settings.
+        steps: Of the optimizer.
+        batch_size: Sequences a step, over all processes.
+        warmup_steps: Of the learning rate, which then falls along a cosine to a hundredth.
+        clip_norm: Of the gradient. The paper does not say; 1.0 is its base code's default.
+        precision: bf16 computes under autocast, weights stay float32.
+        compile: Whether to compile the model; auto does on a GPU.
+        parallel: With torchrun: whole copies (ddp) or shards (fsdp).
+        eval_batch_size: Sequences at a time when evaluating.
+        eval_every: Steps between evaluations; none evaluates at the end only.
+        checkpoint_every: Steps between checkpoints; none writes one only when interrupted.
+        log_every: Steps between two lines of ``metrics.jsonl``.
+        deterministic: Deterministic algorithms only: a resumed run on one GPU is then the same bit for bit.
+    """
+
+    data: pathlib.Path = pathlib.Path("data/slimpajama")
+    model: GPT2Config = GPT2Config()  # noqa: RUF009 - frozen
+    optimization: Optimization = Optimization(betas=(0.9, 0.95))  # noqa: RUF009 - frozen
+    steps: int = 25_000
+    batch_size: int = 128
+    warmup_steps: int = 3000
+    clip_norm: float | None = 1.0
+    precision: Precision = "bf16"
+    compile: Literal["auto", "on", "off", "max-autotune"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    eval_batch_size: int = 64
+    eval_every: int | None = None
+    checkpoint_every: int | None = 1000
+    log_every: int = 50
+    deterministic: bool = False
+
+
+def train_language_model(
+    config: LanguageConfig, optimizer: Name, seed: int, directory: pathlib.Path, world: World
+) -> tuple[GPT2, TrainResult]:
+    """Train from the seed's weights and data order; the model returned is whole, on this process's device."""
+    torch.manual_seed(seed)
+    model = GPT2(config.model)
+    parallelize(model, config.parallel, world.device)
+    source = TokenBatches(
+        config.data / "train.bin",
+        batch_size=config.batch_size,
+        context=config.model.context,
+        seed=ORDER_SEED + 10_000 * seed,  # an epoch adds 1
+        rank=world.rank,
+        world_size=world.size,
+        device=world.device,
+        vocabulary=config.model.vocabulary,
+    )
+    task = Task(
+        model=model,
+        loss=_loss,
+        train=source,
+        evaluate=lambda model: evaluate_language_model(model, config, world),
+        unit="tokens",
+        units_per_row=config.model.context,
+        identity={"seed": seed, "optimizer": optimizer, "data": config.data.name, "batch_size": config.batch_size},
+    )
+    loop = LoopConfig(
+        steps=config.steps,
+        schedule=OneCycle(warmup_steps=config.warmup_steps),
+        precision=config.precision,
+        compile=config.compile,
+        clip_norm=config.clip_norm,
+        eval_every=config.eval_every,
+        log_every=config.log_every,
+        checkpoint_every=config.checkpoint_every,
+        deterministic=config.deterministic,
+    )
+    result = train(task, config.optimization.make(model, optimizer), loop, directory=directory)
+    return whole_model(model, GPT2(config.model), world.device), result
+
+
+def _loss(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
+    loss: Tensor = model.loss(tokens, targets)
+    return loss
+
+
+def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: World) -> Mapping[str, float]:
+    """Perplexity over the whole validation file, in windows that do not overlap."""
+    batches = evaluation_batches(
+        config.data / "val.bin",
+        context=config.model.context,
+        batch_size=config.eval_batch_size * world.size,
+        rank=world.rank,
+        world_size=world.size,
+        device=world.device,
+        vocabulary=config.model.vocabulary,
+    )
+    return perplexity(model, batches, precision=config.precision)

@@ -1,0 +1,98 @@
+"""Table 1 and Figure 3 (left): a DeiT trained with AC/DC to high sparsity, AdamW against HORST.
+
+The weight distributions of Figure 3 are those of the weights that the final masks keep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from horst.experiments.contenders import Name
+from horst.experiments.outcomes import once
+from horst.experiments.result import Result, command_line, timed
+from horst.experiments.vision_model import VisionConfig, train_sparse_vision_model
+from horst.experiments.weight_histogram import weight_histogram
+from horst.experiments.whole import whole_tensor
+from horst.training import World, processes
+
+NAME = "table1_deit_acdc"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Table 1.
+
+    Args:
+        run: How the models are trained.
+        optimizers: The contenders.
+        sparsities: Targets of AC/DC over all masked layers; 0 trains dense.
+        seeds: Of weights, data order and augmentation. The paper's spread is over seeds it does not number.
+        directory: Where checkpoints and metrics go; a table that was interrupted goes on from there.
+        setting: What is trained on what, in words, and how it differs from the paper.
+    """
+
+    run: VisionConfig = VisionConfig()  # noqa: RUF009 - frozen
+    optimizers: tuple[Name, ...] = ("adamw", "horst")
+    sparsities: tuple[float, ...] = (0.7, 0.8, 0.9)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    directory: pathlib.Path = pathlib.Path("runs/table1")
+    setting: str = "as in the paper"
+
+
+def run(config: Config, name: str = NAME) -> Result:
+    """Train and evaluate; rows by sparsity, seed and optimizer."""
+    with processes() as world:
+        return timed(name, config, lambda: _body(config, world), str(world.device))
+
+
+def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    rows: list[dict[str, Any]] = []
+    histograms: dict[str, dict[str, Any]] = {}
+    for sparsity in config.sparsities:
+        for seed in config.seeds:
+            for optimizer in config.optimizers:
+                found = one_run(config, optimizer, sparsity, seed, world)
+                rows.append(found["row"])
+                if seed == config.seeds[0]:
+                    histograms.setdefault(f"{sparsity:g}", {})[optimizer] = found["histogram"]
+    run = config.run
+    notes = [
+        f"{run.dataset}, {run.model.image_size} x {run.model.image_size} pixels in patches of {run.model.patch_size}, "
+        f"width {run.model.width}, depth {run.model.depth}, {run.epochs} epochs of batches of {run.batch_size}. The "
+        "paper: ImageNet, 224 x 224 in patches of 16, 300 epochs.",
+    ]
+    return rows, {"histograms": histograms}, notes
+
+
+def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: World) -> dict[str, Any]:
+    """Train one model to one sparsity."""
+    alpha, beta = config.run.optimization.strength(optimizer)
+    lr = config.run.optimization.lr
+    about = {"optimizer": optimizer, "alpha": alpha, "beta": beta, "lr": lr, "sparsity": sparsity, "seed": seed}
+    directory = config.directory / f"{optimizer}-alpha{alpha:g}-lr{lr:g}-sparsity{sparsity:g}-seed{seed}"
+
+    def compute() -> dict[str, Any]:
+        model, trained, masks = train_sparse_vision_model(config.run, optimizer, sparsity, seed, directory, world)
+        parameters = dict(model.named_parameters())
+        names = masks.pop("masked_layers", [name for name in parameters if name.startswith("blocks.")])
+        weights = [whole_tensor(parameters[name]) for name in names if parameters[name].dim() > 1]
+        return {
+            "row": {
+                **about,
+                "top1": trained.metrics["top1"],
+                "top5": trained.metrics["top5"],
+                **{key: value for key, value in trained.metrics.items() if key.startswith("ema_")},
+                **masks,
+                "images_per_second": trained.units_per_second,
+                "seconds": trained.seconds,
+            },
+            "histogram": weight_histogram(weights, nonzero=True),
+        }
+
+    return once(directory / "outcome.json", dataclasses.asdict(config.run), compute)
+
+
+if __name__ == "__main__":
+    command_line(Config, run, f"{NAME}: DeiT with AC/DC, AdamW against HORST.")

@@ -1,0 +1,152 @@
+"""Training a DeiT with AC/DC for an experiment: the paper's recipe (Table 2) as defaults, every choice a field."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from horst.data.cifar10 import read_cifar10
+from horst.data.image_arrays import ImageArrays
+from horst.data.image_data import read_digits, read_npz
+from horst.data.imagenet import ImageNet
+from horst.data.mixing import Mixing
+from horst.experiments.contenders import Name, Optimization
+from horst.models.deit import DeiTConfig, build_deit
+from horst.sparsity import ACDC, acdc_epochs, acdc_steps
+from horst.sparsity.layers import Preset
+from horst.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
+from horst.training.distributed import World
+from horst.training.evaluate import Precision
+
+Dataset = Literal["imagenet", "cifar10", "digits", "npz"]
+Source = ImageArrays | ImageNet
+WARMUP = 0.1  # share of the steps, for schedule="cosine"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """How the vision transformers of an experiment are trained.
+
+    Args:
+        dataset: What ``data`` holds. Digits come with scikit-learn and need no data.
+        data: ImageNet's folder with ``train`` and ``val`` (class folders or tar shards), the folder of CIFAR-10's
+            binary files, or an ``.npz`` file.
+        model: Its shape.
+        optimization: The optimizers' settings. The paper's code decays all tensors.
+        epochs: Of training.
+        batch_size: Images a step, over all processes.
+        schedule: Of the learning rate: the paper's triangle, or a linear warm-up over a tenth and a cosine (DeiT's).
+        clip_norm: Of the gradient; the paper does not say, and its base code does not clip.
+        mixup, cutmix, smoothing: Strengths; the paper names the methods without numbers, these are DeiT's own.
+        padding, flip: Augmentation of the data sets that stay on the device: width of the frame that crops are taken
+            from, and mirroring.
+        layers: Which layers AC/DC masks. The paper does not say; its base code masks every linear layer.
+        restore: Pruned weights come back from a sparse phase as zeros (AC/DC's reference), or with the values they had
+            (code that masks in the forward pass only, as the paper's base code does).
+        precision: bf16 computes under autocast, weights stay float32.
+        compile: Whether to compile the model; auto does on a GPU.
+        parallel: With torchrun: whole copies (ddp) or shards (fsdp).
+        ema_decay: Of an average of the weights, evaluated beside them; none keeps none.
+        eval_every: Epochs between evaluations; none evaluates at the end only.
+        checkpoint_every: Epochs between checkpoints; none writes one only when interrupted.
+        workers: Processes that decode images, for ImageNet.
+        deterministic: Deterministic algorithms only.
+    """
+
+    dataset: Dataset = "imagenet"
+    data: pathlib.Path = pathlib.Path("data/imagenet")
+    model: DeiTConfig = DeiTConfig()  # noqa: RUF009 - frozen
+    optimization: Optimization = Optimization(lr=5e-3, decay="all")  # noqa: RUF009 - frozen
+    epochs: int = 300
+    batch_size: int = 1024
+    schedule: Literal["triangular", "cosine"] = "triangular"
+    clip_norm: float | None = None
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    smoothing: float = 0.1
+    padding: int = 4
+    flip: bool = True
+    layers: Preset = "blocks"
+    restore: Literal["zeros", "values"] = "zeros"
+    precision: Precision = "bf16"
+    compile: Literal["auto", "on", "off", "max-autotune"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    ema_decay: float | None = None
+    eval_every: int | None = 10
+    checkpoint_every: int | None = 10
+    workers: int = 8
+    deterministic: bool = False
+
+
+def open_source(config: VisionConfig, seed: int, world: World) -> Source:
+    """The training and test images, as batches of this process."""
+    mixes = config.mixup or config.cutmix or config.smoothing
+    common: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "seed": seed,
+        "rank": world.rank,
+        "world_size": world.size,
+        "device": world.device,
+        "mixing": Mixing(mixup=config.mixup, cutmix=config.cutmix, label_smoothing=config.smoothing) if mixes else None,
+    }
+    if config.dataset == "imagenet":
+        return ImageNet(config.data, workers=config.workers, **common)
+    readers = {"cifar10": read_cifar10, "npz": read_npz, "digits": lambda _: read_digits()}
+    return ImageArrays(readers[config.dataset](config.data), padding=config.padding, flip=config.flip, **common)
+
+
+def train_sparse_vision_model(
+    config: VisionConfig, optimizer: Name, sparsity: float, seed: int, directory: pathlib.Path, world: World
+) -> tuple[nn.Module, TrainResult, dict[str, Any]]:
+    """Train from the seed's weights with AC/DC; sparsity 0 is a dense run.
+
+    Returns:
+        The model, the loop's result, and what the masks hold at the end.
+    """
+    torch.manual_seed(seed)
+    model = parallelize(build_deit(config.model), config.parallel, world.device)
+    source = open_source(config, seed, world)
+    steps = config.epochs * source.steps_per_epoch
+    contender = config.optimization.make(model, optimizer)
+    task = Task(
+        model=model,
+        loss=lambda model, images, targets: F.cross_entropy(model(images).float(), targets),
+        train=source,
+        evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.precision),
+        identity={"seed": seed, "optimizer": optimizer, "dataset": config.dataset, "batch_size": config.batch_size},
+    )
+    schedule = Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps))
+    loop = LoopConfig(
+        steps=steps,
+        schedule=schedule,
+        precision=config.precision,
+        compile=config.compile,
+        clip_norm=config.clip_norm,
+        ema_decay=config.ema_decay,
+        eval_every=config.eval_every and config.eval_every * source.steps_per_epoch,
+        checkpoint_every=config.checkpoint_every and config.checkpoint_every * source.steps_per_epoch,
+        log_every=min(50, steps),
+        deterministic=config.deterministic,
+    )
+    if not sparsity:
+        return model, train(task, contender, loop, directory=directory), {}
+    if config.epochs % 100 == 0:  # the reference's epochs, as the paper's runs have them
+        phases = acdc_epochs(config.epochs, steps_per_epoch=source.steps_per_epoch)
+    else:
+        phases = dataclasses.replace(acdc_steps(steps), steps_per_epoch=source.steps_per_epoch)
+    with ACDC(
+        model, contender, sparsity=sparsity, schedule=phases, layers=config.layers, restore=config.restore
+    ) as sparsifier:
+        result = train(task, contender, loop, sparsifier=sparsifier, directory=directory)
+        masked = sum(layer.param.numel() for layer in sparsifier.layers)
+        found = {
+            "masked_weights": masked,
+            "zeros": round(sparsifier.current_sparsity * masked),
+            "masked_layers": [layer.name for layer in sparsifier.layers],
+        }
+    return model, result, found
