@@ -8,6 +8,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 from horst.sparsity import Static, find_layers
+from horst.sparsity.layers import is_linear, summary_table
 
 
 def names(model, *args, **kwargs):
@@ -143,3 +144,27 @@ def test_the_summary_counts_layers_and_the_whole_model():
     assert lines[5] == ["masked", "layers", "384", "192", "50.0000%"]
     total = sum(p.numel() for p in model.parameters())
     assert lines[6] == ["whole", "model", str(total), "192", f"{19200 / total:.4f}%"]
+
+
+def test_frozen_weights_are_left_out_unless_asked_for():
+    model = Tiny().requires_grad_(False)
+    with pytest.raises(ValueError, match="choose no trainable weight"):
+        find_layers(model)
+    assert names(model, frozen=True) == names(Tiny())
+
+
+def test_linear_layers_are_linear_and_conv1d(gpt2):
+    assert is_linear(gpt2.transformer.h[0].attn.c_attn)
+    assert is_linear(gpt2.lm_head)
+    assert not any(
+        is_linear(module) for module in (nn.Conv1d(2, 2, 1), nn.Embedding(2, 2), nn.MultiheadAttention(2, 1))
+    )
+
+
+def test_a_table_of_large_layers_and_errors_keeps_its_columns_apart():
+    rows = [("a.long.name.of.a.layer", (50304, 768), 5), ("b", (4, 4), 8)]
+    table = summary_table(rows, 50304 * 768 + 16, {"b": 0.25})
+    lines = [line.split() for line in table.splitlines()]
+    assert lines[0][-1] == "error"
+    assert lines[1] == ["a.long.name.of.a.layer", "50304x768", "38633472", "5", "0.0000%"]
+    assert lines[2] == ["b", "4x4", "16", "8", "50.0000%", "0.25"]

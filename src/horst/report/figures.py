@@ -65,7 +65,7 @@ def figure6(result: Result) -> Any:
 
 def figure7(result: Result) -> Any:
     """Figure 7: loss over time of SignSGD and, by learning rate, of the cosh entropy."""
-    figure, (left, right) = _subplots(1, 2, figsize=(9.6, 3.8))
+    figure, (left, right) = new_figure(1, 2, figsize=(9.6, 3.8))
     steps = result.curves["steps"]
     losses = result.curves["losses"]
     for key, curve in losses.items():
@@ -95,7 +95,7 @@ def figure7(result: Result) -> Any:
 
 def toy_suite(result: Result) -> Any:
     """Every method over time: angle to the three max-margin directions, and mass off the support."""
-    figure, panels = _subplots(1, 4, figsize=(14.5, 3.9))
+    figure, panels = new_figure(1, 4, figsize=(14.5, 3.9))
     steps, methods = result.curves["steps"], result.curves["methods"]
     titles = {
         "angle_l1": "angle to $L_1$ max margin",
@@ -126,7 +126,7 @@ def theorem4_7(result: Result) -> Any:
         "random_signs": "random signs at the start",
     }
     setups = list(dict.fromkeys(row["setup"] for row in result.rows if row.get("p") is not None))
-    figure, panels = _subplots(1, len(setups), figsize=(4.2 * len(setups) + 0.8, 3.9), sharey=True)
+    figure, panels = new_figure(1, len(setups), figsize=(4.2 * len(setups) + 0.8, 3.9), sharey=True)
     panels = panels if len(setups) > 1 else [panels]
     norms = [10**value for value in result.curves["log10_norm"]]
     colours = load_extra("matplotlib").colormaps["viridis"]
@@ -157,7 +157,7 @@ def toy_ablation(result: Result) -> Any:
     methods = list(dict.fromkeys(row["label"] for row in rows))
     cells = {(row["variant"], row["label"]): row for row in rows}
     values = [[_or_nan(cells[variant, method]["off_support"]) for method in methods] for variant in variants]
-    figure, axes = _subplots(1, 1, figsize=(0.95 * len(methods) + 2, 0.42 * len(variants) + 1.6))
+    figure, axes = new_figure(1, 1, figsize=(0.95 * len(methods) + 2, 0.42 * len(variants) + 1.6))
     image = axes.imshow(values, cmap="cividis", vmin=0, aspect="auto")
     limit = 0.5 * max(value for line in values for value in line if not math.isnan(value))
     for i, variant in enumerate(variants):
@@ -191,7 +191,7 @@ FIGURES: dict[str, Callable[[Result], Any]] = {
 
 def _profiles(result: Result, panels: Sequence[tuple[str, list[str]]], labels: Sequence[str] = ()) -> Any:
     """Final classifiers by feature: mean over seeds, a band of one standard deviation, the support in green."""
-    figure, all_axes = _subplots(1, len(panels), figsize=(5.0 * len(panels) + 0.4, 3.6), sharey=True)
+    figure, all_axes = new_figure(1, len(panels), figsize=(5.0 * len(panels) + 0.4, 3.6), sharey=True)
     all_axes = all_axes if len(panels) > 1 else [all_axes]
     support = result.curves["support"]
     for axes, (title, names) in zip(all_axes, panels, strict=True):
@@ -216,7 +216,7 @@ def _profiles(result: Result, panels: Sequence[tuple[str, list[str]]], labels: S
     return figure
 
 
-def _subplots(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
+def new_figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     """A figure that belongs to no window and no global state, and its axes."""
     figure_class = load_extra("matplotlib.figure").Figure
     sharey = options.pop("sharey", False)

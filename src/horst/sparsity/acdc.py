@@ -90,8 +90,7 @@ class ACDC(Sparsifier):
         return self._event(change) if change else None
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"values": dict(self._values)}
+        return {"values": self._saved(self._values)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        devices = {layer.name: local(layer.param).device for layer in self.layers}
-        self._values = {name: value.to(devices[name]) for name, value in state["values"].items()}
+        self._values = self._held(state["values"])

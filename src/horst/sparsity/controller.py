@@ -33,13 +33,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from horst.optimizers.model_structure import clean_name
 from horst.sparsity import copies
 from horst.sparsity.best import BestModels
 from horst.sparsity.choice import Chooser
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Block, mask_hash, pack, parse_pattern, unpack
-from horst.sparsity.sharding import local, random_scores
+from horst.sparsity.sharding import as_shard_of, local, part_of, random_scores
 from horst.sparsity.state_policy import StatePolicy
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,9 @@ class Sparsifier(abc.ABC):
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
         self._owner = self._find_owners()
         self._names = copies.names_of(self.layers, model)
+        # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+        self._whole: dict[str, Tensor] = {clean_name(name): tensor for name, tensor in named}
         self._pruned: dict[str, Tensor] = {}  # by layer, True where a weight is zero; a layer not in it is dense
         self._removed = {layer.name: 0 for layer in self.layers}  # how many, over all ranks
         self._draws = 0
@@ -179,7 +183,7 @@ class Sparsifier(abc.ABC):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks hold different parts of the masks (FSDP2), so that each must save its own state."""
+        """Whether ranks hold different parts of the masks (FSDP2): :meth:`state_dict` then holds DTensors."""
         return any(shard.group is not None for shard in self._chooser.shards.values())
 
     @property
@@ -244,25 +248,30 @@ class Sparsifier(abc.ABC):
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: masks (eight weights a byte), step, random draws, best models.
 
-        Of sharded weights it holds this rank's part: save one a rank, and resume on as many.
+        Under FSDP2 masks and other tensors are DTensors, as in the model's own state: save them with
+        ``torch.distributed.checkpoint``, and resume on any number of ranks.
         """
+        best = self.best.state_dict()
         return {
             "method": type(self).__name__,
             "steps": self.steps,
             "seed": self.seed,
             "draws": self._draws,
-            "layers": {layer.name: list(local(layer.param).shape) for layer in self.layers},
-            "pruned": {name: pack(pruned) for name, pruned in self._pruned.items()},
-            "best": self.best.state_dict(),
+            "layers": {layer.name: list(layer.param.shape) for layer in self.layers},
+            "pruned": self._saved(self._pruned) if self.is_sharded else {n: pack(p) for n, p in self._pruned.items()},
+            "best": {kind: {**b, "weights": self._saved(b["weights"])} for kind, b in best.items()},
             "extra": self._extra_state(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well."""
+        """Go on where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well.
+
+        Its tensors may be whole or DTensors, whatever the number of ranks that saved them.
+        """
         if state_dict["method"] != type(self).__name__:
             raise ValueError(f"this state was saved by {state_dict['method']}, not by {type(self).__name__}.")
-        weights = {layer.name: local(layer.param) for layer in self.layers}
+        weights = {layer.name: layer.param for layer in self.layers}
         saved = {name: tuple(shape) for name, shape in state_dict["layers"].items()}
         if differing := sorted(saved.keys() ^ weights.keys()):
             raise ValueError(
@@ -273,14 +282,18 @@ class Sparsifier(abc.ABC):
             if shape != weights[name].shape:
                 raise ValueError(
                     f"the saved mask of {name} has shape {shape}, its weight here {tuple(weights[name].shape)}. "
-                    "Resume the same model on the same number of ranks."
+                    "Resume the same model."
                 )
         pruned = {
-            name: unpack(packed.to(weights[name].device), weights[name].shape)
-            for name, packed in state_dict["pruned"].items()
+            name: part_of(weights[name], unpack(mask, saved[name]) if mask.dtype == torch.uint8 else mask)
+            for name, mask in state_dict["pruned"].items()
+        }
+        best = {
+            kind: {**b, "weights": {name: value.cpu() for name, value in self._held(b["weights"]).items()}}
+            for kind, b in state_dict["best"].items()
         }
         self.steps, self.seed, self._draws = (int(state_dict[key]) for key in ("steps", "seed", "draws"))
-        self.best.load_state_dict(state_dict["best"])
+        self.best.load_state_dict(best)
         self._pruned = pruned
         self._masks_changed()
         self._load_extra_state(state_dict["extra"])
@@ -337,6 +350,16 @@ class Sparsifier(abc.ABC):
         """Every layer dense again."""
         dense = {name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}
         self._set_pruned(dense, "restore")
+
+    def _saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """For a checkpoint: this rank's parts of tensors that are named and shaped like the model's."""
+        whole = self._whole
+        return {name: as_shard_of(whole[name], part) if name in whole else part for name, part in parts.items()}
+
+    def _held(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """From a checkpoint: this rank's parts of tensors that :meth:`_saved` gave on any number of ranks."""
+        whole = self._whole
+        return {name: part_of(whole[name], value) if name in whole else value for name, value in saved.items()}
 
     def _event(self, kind: Literal["prune", "restore", "update", "rewind"]) -> Event:
         return Event(self.steps, kind, self.current_sparsity)

@@ -17,7 +17,7 @@ from horst.optimizers.model_structure import clean_name
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.schedules import Rounds
-from horst.sparsity.sharding import local
+from horst.sparsity.sharding import as_shard_of, local, part_of
 from horst.sparsity.state_policy import StatePolicy
 
 
@@ -58,7 +58,7 @@ class IMP(Sparsifier):
         self._require_units()
         self.schedule = schedule
         self._early: dict[str, Tensor] = {}
-        self._early_state: list[dict[int, dict[str, Any]]] = []
+        self._early_state: list[dict[str, dict[str, Any]]] = []  # by optimizer and parameter
         self._start()
 
     @property
@@ -72,7 +72,14 @@ class IMP(Sparsifier):
     def _on_step(self) -> Event | None:
         if self.steps == self.schedule.rewind_to:
             self._early = {name: tensor.clone() for name, tensor in self._tensors()}
-            self._early_state = [_copy_state(optimizer) for optimizer in self.optimizers]
+            self._early_state = [
+                {
+                    name: {k: local(v).clone() if isinstance(v, Tensor) else v for k, v in optimizer.state[p].items()}
+                    for name, p in self._params_of(optimizer).items()
+                    if p in optimizer.state
+                }
+                for optimizer in self.optimizers
+            ]
         if not self.schedule.starts_round(self.steps):
             return None
         target = self.schedule.sparsity(self.schedule.round_at(self.steps), self.sparsity)
@@ -80,42 +87,56 @@ class IMP(Sparsifier):
         for name, tensor in self._tensors():
             tensor.copy_(self._early[name])
         for optimizer, early in zip(self.optimizers, self._early_state, strict=True):
-            _rewind_state(optimizer, early)
+            _rewind_state(optimizer, self._params_of(optimizer), early)
         self._set_pruned(pruned, "prune")
         return self._event("rewind")
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return [(clean_name(name), local(tensor)) for name, tensor in named]
+        params = [clean_name(name) for name, _ in self.model.named_parameters()]
+        buffers = [(clean_name(name), local(buffer)) for name, buffer in self.model.named_buffers()]
+        return [*((name, local(self._whole[name])) for name in params), *buffers]
+
+    def _params_of(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The optimizer's parameters by name; by position where they are not the model's."""
+        names = {id(tensor): name for name, tensor in self._whole.items()}
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        return {names.get(id(p), str(i)): p for i, p in enumerate(params)}
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"early": dict(self._early), "early_state": list(self._early_state)}
+        saved = []
+        for optimizer, early in zip(self.optimizers, self._early_state, strict=False):
+            params = self._params_of(optimizer)
+            saved.append({name: _saved_state(params[name], state) for name, state in early.items()})
+        return {"early": self._saved(self._early), "early_state": saved}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        devices = {name: tensor.device for name, tensor in self._tensors()}
-        self._early = {name: value.to(devices[name]) for name, value in state["early"].items()}
-        self._early_state = list(state["early_state"])
+        self._early = self._held(state["early"])
+        self._early_state = []
+        for optimizer, saved in zip(self.optimizers, state["early_state"], strict=False):
+            params = self._params_of(optimizer)
+            self._early_state.append({name: _held_state(params[name], entry) for name, entry in saved.items()})
 
 
-def _copy_state(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
-    """A copy of the optimizer's state, by the parameter's position in its groups."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        i: {k: local(v).clone() if isinstance(v, Tensor) else v for k, v in optimizer.state[p].items()}
-        for i, p in enumerate(params)
-        if p in optimizer.state
-    }
+def _saved_state(p: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's optimizer state for a checkpoint; what is shaped like it is sharded like it."""
+    shape = local(p).shape
+    return {k: as_shard_of(p, v) if isinstance(v, Tensor) and v.shape == shape else v for k, v in state.items()}
 
 
-def _rewind_state(optimizer: Optimizer, early: Mapping[int, Mapping[str, Any]]) -> None:
+def _held_state(p: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's part of what :func:`_saved_state` gave."""
+    return {k: part_of(p, v) if isinstance(v, Tensor) and v.shape == p.shape else v for k, v in saved.items()}
+
+
+def _rewind_state(optimizer: Optimizer, params: Mapping[str, Tensor], early: Mapping[str, Mapping[str, Any]]) -> None:
     """Put the state back. What had none yet has none again, and the optimizer makes it anew."""
-    for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        if i not in early:
+    for name, p in params.items():
+        if name not in early:
             optimizer.state.pop(p, None)
             continue
-        for key in [key for key in optimizer.state[p] if key not in early[i]]:
+        for key in [key for key in optimizer.state[p] if key not in early[name]]:
             del optimizer.state[p][key]
-        for key, value in early[i].items():
+        for key, value in early[name].items():
             if isinstance(value, Tensor):
                 local(optimizer.state[p][key]).copy_(value)
             else:

@@ -11,12 +11,12 @@ The presets, by what the paper and its base code do:
 
 Linear layers are ``nn.Linear``, the ``Conv1D`` of Hugging Face's GPT-2 and the packed projections of
 ``nn.MultiheadAttention``. A weight used twice (tied) appears once, under its first name. Biases, norms and embeddings
-are never in a preset; frozen weights (``requires_grad=False``) are left out.
+are never in a preset; frozen weights (``requires_grad=False``) are left out unless asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -39,7 +39,12 @@ class Layer:
 
 
 def find_layers(
-    model: nn.Module, preset: Preset | None = "blocks", *, include: Sequence[str] = (), exclude: Sequence[str] = ()
+    model: nn.Module,
+    preset: Preset | None = "blocks",
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    frozen: bool = False,
 ) -> list[Layer]:
     """The weights of ``model`` to mask, in the order of the model.
 
@@ -47,6 +52,7 @@ def find_layers(
         preset: See the module.
         include: Wildcard patterns of parameter names to add (``"head.weight"``, ``"*.embed_tokens.weight"``).
         exclude: Patterns to take away again; it has the last word.
+        frozen: Whether weights with ``requires_grad=False`` count too: nothing trains them, but they can be pruned.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -64,13 +70,14 @@ def find_layers(
         chosen |= {id(candidates[name]) for name in _matching(pattern, candidates, "include")}
     for pattern in exclude:
         chosen -= {id(candidates[name]) for name in _matching(pattern, candidates, "exclude")}
-    trainable = {name: p for name, p in candidates.items() if p.requires_grad}
-    layers = [Layer(name, p, input_dims.get(id(p), 1)) for name, p in trainable.items() if id(p) in chosen]
+    allowed = {name: p for name, p in candidates.items() if p.requires_grad or frozen}
+    layers = [Layer(name, p, input_dims.get(id(p), 1)) for name, p in allowed.items() if id(p) in chosen]
     if not layers:
         hint = "No transformer blocks were found: use layers='all_linear' or 'all'. " if preset == "blocks" else ""
         raise ValueError(
-            f"nothing to mask: layers={preset!r}, include={list(include)}, exclude={list(exclude)} choose no trainable "
-            f"weight. {hint}Parameters of two or more dimensions: {_shorten(candidates)}."
+            f"nothing to mask: layers={preset!r}, include={list(include)}, exclude={list(exclude)} choose no "
+            f"{'' if frozen else 'trainable '}weight. {hint}Parameters of two or more dimensions: "
+            f"{_shorten(candidates)}."
         )
     return layers
 
@@ -90,6 +97,17 @@ def _candidates(model: nn.Module) -> dict[str, nn.Parameter]:
     return candidates
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies its input by its ``weight``: ``nn.Linear`` or Hugging Face's ``Conv1D``.
+
+    Example:
+        >>> is_linear(nn.Linear(2, 2)), is_linear(nn.LayerNorm(2))
+        (True, False)
+    """
+    is_conv1d = any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf")
+    return isinstance(module, nn.Linear) or is_conv1d
+
+
 def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
     blocks = block_prefixes(model)
     for name, module in model.named_modules():
@@ -97,7 +115,7 @@ def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
             continue
         if isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and preset == "all"):
             yield module.weight, 1
-        elif any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf"):
+        elif is_linear(module):
             yield module.weight, 0  # Hugging Face's Conv1D stores (input, output)
         elif isinstance(module, nn.MultiheadAttention):
             for weight in (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
@@ -120,8 +138,15 @@ def _shorten(names: dict[str, nn.Parameter]) -> str:
     return ", ".join(listed[:8]) + (f", ... ({len(listed)} in all)" if len(listed) > 8 else "")
 
 
-def summary_table(rows: Sequence[tuple[str, Sequence[int], int]], model_parameters: int) -> str:
+def summary_table(
+    rows: Sequence[tuple[str, Sequence[int], int]], model_parameters: int, errors: Mapping[str, float] | None = None
+) -> str:
     """A table of ``(name, shape, pruned)``: per layer, over the masked layers, and of the whole model.
+
+    Args:
+        rows: One a layer.
+        model_parameters: Of the whole model.
+        errors: By layer, a number for one more column.
 
     Example:
         >>> print(summary_table([("fc.weight", (10, 10), 90)], model_parameters=110))
@@ -132,10 +157,14 @@ def summary_table(rows: Sequence[tuple[str, Sequence[int], int]], model_paramete
     """
     sizes = [("x".join(map(str, shape)), name, _product(shape), pruned) for name, shape, pruned in rows]
     width = max(len("masked layers"), *(len(name) for _, name, _, _ in sizes))
+    across = max(7, *(len(shape) + 2 for shape, _, _, _ in sizes))
     weights, pruned = sum(n for _, _, n, _ in sizes), sum(k for _, _, _, k in sizes)
     body = [*sizes, ("", "masked layers", weights, pruned), ("", "whole model", model_parameters, pruned)]
-    lines = [f"{'layer':{width}}{'shape':>7}{'weights':>11}{'pruned':>11}  sparsity"]
-    lines += [f"{name:{width}}{shape:>7}{n:>11}{k:>11}  {100 * k / n:.4f}%" for shape, name, n, k in body]
+    lines = [f"{'layer':{width}}{'shape':>{across}}{'weights':>11}{'pruned':>11}  sparsity"]
+    lines += [f"{name:{width}}{shape:>{across}}{n:>11}{k:>11}  {100 * k / n:.4f}%" for shape, name, n, k in body]
+    if errors:
+        column = ["error", *(f"{errors[name]:.4g}" if name in errors else "" for _, name, _, _ in body)]
+        lines = [f"{line}{entry:>12}".rstrip() for line, entry in zip(lines, column, strict=True)]
     return "\n".join(lines)
 
 

@@ -35,6 +35,43 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
+def as_shard_of(whole: Tensor, part: Tensor) -> Tensor:
+    """``part``, this rank's part of a tensor shaped like ``whole``, as a DTensor placed like it; else as it is.
+
+    This is what checkpoints hold: ``torch.distributed.checkpoint`` can hand a DTensor to any number of ranks.
+    """
+    if not _is_dtensor(whole):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def part_of(whole: Tensor, saved: Tensor) -> Tensor:
+    """This rank's part, on its device, of a tensor shaped like ``whole`` that was saved whole or as a DTensor.
+
+    Example:
+        >>> part_of(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)).shape
+        torch.Size([2, 3])
+    """
+    mine = local(whole)
+    if saved.shape != whole.shape:
+        raise ValueError(f"a saved tensor has shape {tuple(saved.shape)}, here it is {tuple(whole.shape)}.")
+    part = local(saved)
+    if not _is_dtensor(saved) and _is_dtensor(whole):
+        shard = Shard.of(whole)
+        part = part.narrow(shard.dim, shard.offset, shard.length)
+    if part.shape != mine.shape:
+        raise ValueError(
+            f"a saved tensor of shape {tuple(saved.shape)} is cut as on another number of ranks: this rank's part is "
+            f"{tuple(part.shape)} there and {tuple(mine.shape)} here. Save and load it with "
+            "torch.distributed.checkpoint, which cuts anew, or save it whole."
+        )
+    return part.to(mine.device)
+
+
 @dataclass(frozen=True)
 class Shard:
     """The part of a tensor that this rank holds, cut along one dimension.

@@ -109,9 +109,8 @@ class SRSTE(Sparsifier):
         return self.optimizers.index(self._owner[layer.name])
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"dense": dict(self._dense)}
+        return {"dense": self._saved(self._dense)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        devices = {layer.name: local(layer.param).device for layer in self.layers}
-        self._dense = {name: value.to(devices[name]) for name, value in state["dense"].items()}
+        self._dense = self._held(state["dense"])
         self._swapped = set()

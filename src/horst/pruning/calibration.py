@@ -1,0 +1,205 @@
+"""The layer-by-layer flow of calibration data, written once for all methods and models.
+
+One block after the other goes to the device, sees the hidden states of all batches, is pruned, and sees them again to
+make the next block's (:mod:`horst.pruning.chains`). Hidden states wait on the host. What lies outside the blocks comes
+last, in a run of the model with the finished blocks replaced by what they returned.
+
+Blocks that turn out not to be called one after the other are treated as outside: their layers are calibrated in runs of
+the whole model where it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horst.pruning.blocks import block_sequences, layers_by_block
+from horst.pruning.chains import Batch, Chain, NotAChain, replayed, run_model
+from horst.pruning.method import Statistic
+from horst.sparsity import Layer
+from horst.sparsity.layers import is_linear
+
+logger = logging.getLogger(__name__)
+
+# Called for the layers of one block, with the statistics of their inputs by name; may change the weights.
+Visit = Callable[[Sequence[Layer], Mapping[str, Statistic]], None]
+
+
+@torch.no_grad()
+def calibrate(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    layers: Sequence[Layer],
+    *,
+    statistic: type[Statistic],
+    visit: Visit,
+    sequential: bool,
+    device: torch.device | None = None,
+) -> None:
+    """Gather statistics of the inputs of ``layers`` block by block, and let ``visit`` act on each block.
+
+    Args:
+        model: Stays where it lives; one block at a time is on ``device``.
+        batches: Each as the model takes it: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+            Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the statistics.
+        layers: The weights to gather for; each must belong to a linear layer that is called.
+        statistic: What to sum up.
+        visit: Called with the layers of one block after the other.
+        sequential: Whether a block's inputs come from the blocks before it as ``visit`` left them (one more pass
+            through each block), or as they were.
+        device: Where to compute; None is where each block lives.
+
+    Example:
+        >>> from horst.pruning import InputNorms
+        >>> from horst.sparsity import find_layers
+        >>> model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
+        >>> def visit(layers, statistics):
+        ...     print([layer.name for layer in layers], statistics[layers[0].name].rows)
+        >>> calibrate(model, [torch.ones(5, 2)], find_layers(model), statistic=InputNorms, visit=visit, sequential=True)
+        ['0.0.weight'] 5
+        ['1.0.weight'] 5
+    """
+    modules = _owners(model, layers)
+    rest, done = list(layers), list[Chain]()
+
+    def gather(layers: Sequence[Layer], runs: Callable[[int], object]) -> None:
+        """Do the run of each batch with hooks on the layers, then visit them."""
+        with _Hooks({layer.name: modules[layer.name] for layer in layers}, statistic, device) as hooks:
+            for i, batch in enumerate(batches):
+                hooks.mask = _mask(batch)
+                runs(i)
+        visit(layers, hooks.found())
+
+    def run_the_rest(i: int) -> None:
+        with replayed(done, i):
+            run_model(model, batches[i])
+
+    with _evaluation(model):
+        sequences = [s for s in block_sequences(model) if any(layers_by_block(layers, s).values())]
+        for sequence in sequences:
+            chain, inside = Chain(sequence, device), layers_by_block(layers, sequence)
+            try:
+                chain.catch(model, batches, done)
+            except NotAChain as error:
+                logger.warning(
+                    "%s* is not a chain of blocks (%s): runs of the whole model instead.", sequence.name, error
+                )
+                continue
+            rest = [layer for layer in rest if not any(layer in own for own in inside.values())]
+            is_needed_after = bool(rest) or sequence is not sequences[-1]
+            _walk(chain, list(inside.values()), gather, len(batches), sequential, is_needed_after)
+            done.append(chain)
+        if rest:
+            gather(rest, run_the_rest)
+
+
+def _walk(
+    chain: Chain,
+    inside: Sequence[Sequence[Layer]],
+    gather: Callable[[Sequence[Layer], Callable[[int], object]], None],
+    batches: int,
+    sequential: bool,
+    is_needed_after: bool,
+) -> None:
+    """From block to block: gather, visit, and make the hidden states of the next."""
+    end = len(inside) if is_needed_after else 1 + max(k for k, layers in enumerate(inside) if layers)
+    for k, name in enumerate(list(chain.blocks)[:end]):
+        is_output_needed = is_needed_after or k + 1 < end
+        is_one_pass = is_output_needed and not (sequential and inside[k])
+        with chain.on_device(name):
+            if inside[k]:
+                gather(inside[k], partial(chain.advance if is_one_pass else chain.forward, k))
+            if is_output_needed and not (is_one_pass and inside[k]):
+                for i in range(batches):
+                    chain.advance(k, i)
+        logger.info("%s: %d layers done", name, len(inside[k]))
+
+
+class _Hooks:
+    """Feed the inputs of some linear layers to statistics of them."""
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], statistic: type[Statistic], device: torch.device | None
+    ) -> None:
+        self.modules, self.statistic, self.device = modules, statistic, device
+        self.statistics: dict[str, Statistic] = {}
+        self.mask: Tensor | None = None  # of the batch that is running, True at positions that count
+
+    def __enter__(self) -> _Hooks:
+        self._handles = [
+            module.register_forward_pre_hook(self._hook(name), with_kwargs=True)
+            for name, module in self.modules.items()
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)).detach()
+            x = x if self.device is None else x.to(self.device)
+            if self.mask is not None and x.dim() == 3 and x.shape[:2] == self.mask.shape:
+                x = x[self.mask.to(x.device)]
+            if name not in self.statistics:
+                self.statistics[name] = self.statistic(x.shape[-1], x.device)
+            self.statistics[name].add(x.reshape(-1, x.shape[-1]))
+
+        return hook
+
+    def found(self) -> dict[str, Statistic]:
+        """The statistics, of every layer."""
+        empty = [name for name in self.modules if name not in self.statistics or not self.statistics[name].rows]
+        if empty:
+            raise ValueError(
+                f"no calibration input reached {', '.join(empty)}: the model computes without calling the layer, or "
+                "the data never leads there. Give more data, name the layers in exclude=[...], or use "
+                "method='magnitude'."
+            )
+        return self.statistics
+
+
+def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Module]:
+    """By a layer's name, the linear module whose inputs its weight multiplies."""
+    modules = {id(module.weight): module for module in model.modules() if is_linear(module)}
+    without = [layer.name for layer in layers if id(layer.param) not in modules]
+    if without:
+        raise ValueError(
+            f"the inputs of {', '.join(without)} cannot be observed: a method that needs data prunes the weights of "
+            "linear layers (nn.Linear, Conv1D). Name these in exclude=[...], or use method='magnitude'."
+        )
+    return {layer.name: modules[id(layer.param)] for layer in layers}
+
+
+def _mask(batch: Batch) -> Tensor | None:
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
+@contextlib.contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, uncompiled, and without the key-value caches that Hugging Face's models fill in each call."""
+    training = [(module, module.training) for module in model.modules()]
+    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # else nothing can be compiled, and its import is slow
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            model.eval()
+            for config in caching:
+                config.use_cache = False
+            yield
+        finally:
+            for module, was_training in training:
+                module.training = was_training
+            for config in caching:
+                config.use_cache = True

@@ -1,0 +1,233 @@
+"""Chains of blocks: how a model calls its blocks, caught once, and each block called so again on its own.
+
+A chain is a sequence of blocks that are each called once, in order, with the hidden state that the one before returned.
+To catch how, the model is run once for each batch with all blocks but the first replaced by stand-ins that only note
+their arguments, whatever this model passes to this block: its own masks, positions or anything else.
+
+That a sequence is a chain is checked, not assumed: block k + 1 must be given the very tensor that block k returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horst.pruning.blocks import BlockSequence
+
+Batch = Tensor | Sequence[Any] | Mapping[str, Any]
+_HOST = torch.device("cpu")
+
+
+class NotAChain(BaseException):
+    """The blocks are not called one after the other. No Exception: a model that catches those must not catch this."""
+
+
+class _Done(BaseException):
+    """The last block has been called: nothing more is to be learnt from this batch."""
+
+
+class Chain:
+    """A sequence of blocks, how each is called for each batch, and the hidden states on their way through.
+
+    Args:
+        sequence: The blocks.
+        device: Where blocks run; None is where each lives.
+    """
+
+    def __init__(self, sequence: BlockSequence, device: torch.device | None) -> None:
+        self.blocks, self.device = sequence.blocks, device
+        self.calls: list[list[_Call]] = []  # by batch and block, on the host, without the hidden state
+        self.hidden: list[Tensor] = []  # by batch, on the host: the input of the block that is next
+        self.tails: list[tuple[Any, ...] | None] = []  # by batch: what the first block returned after the hidden state
+        self.place: int | str = 0  # of the hidden state among the arguments
+
+    def catch(self, model: nn.Module, batches: Sequence[Batch], done: Sequence[Chain]) -> None:
+        """Run the model on each batch, with the chains that are ``done`` replaced by what they returned."""
+        with self.on_device(next(iter(self.blocks))):
+            for i, batch in enumerate(batches):
+                with replayed(done, i):
+                    self._catch(model, batch)
+
+    def _catch(self, model: nn.Module, batch: Batch) -> None:
+        calls: list[_Call] = []
+        handed_on: list[Tensor] = []
+        tail: tuple[Any, ...] | None = None
+
+        def stand_in(k: int, real: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                nonlocal tail
+                if k != len(calls):
+                    raise NotAChain(f"block {k} is called after {len(calls)} calls of blocks")
+                call = _Call(args, kwargs)
+                calls.append(call)
+                place = call.place_of(handed_on[-1] if k else None)
+                given = call.entries[place]
+                if k > 1 and place != self.place:
+                    raise NotAChain(f"block {k} gets the hidden state as argument {place!r}, not {self.place!r}")
+                self.place = place  # block 0 takes a guess, block 1 knows
+                if k == 0:
+                    # The one block that runs: the others may be given what it returns beside the hidden state.
+                    returned = call.with_hidden(place, given, self.device or given.device).to(real)
+                    try:
+                        out, tail = move(_split(returned), given.device)
+                    except TypeError as error:
+                        raise NotAChain(str(error)) from error
+                else:
+                    out = given.view_as(given)  # a tensor of its own, so that the next block is seen to get this one
+                handed_on.append(out)
+                # The first batch runs on to the end, to see that no block is called again.
+                if k + 1 == len(self.blocks) and self.calls:
+                    raise _Done
+                return _join(out, tail)
+
+            return forward
+
+        with _replaced(self.blocks.values(), stand_in), contextlib.suppress(_Done):
+            run_model(model, batch)
+        if len(calls) != len(self.blocks):
+            raise NotAChain(f"{len(calls)} of {len(self.blocks)} blocks are called")
+        seen: dict[int, Tensor] = {}  # most arguments are the same tensors for all blocks
+        self.hidden.append(move(calls[0].entries[self.place], _HOST))
+        self.tails.append(move(tail, _HOST, seen))
+        for call in calls:
+            call.entries[self.place] = None
+            call.entries = move(call.entries, _HOST, seen)
+        self.calls.append(calls)
+
+    @contextlib.contextmanager
+    def on_device(self, name: str) -> Iterator[None]:
+        """A block on the device, and back where it came from."""
+        block = self.blocks[name]
+        home = home_of(block)
+        if self.device is None or self.device == home:
+            yield
+            return
+        block.to(self.device)
+        try:
+            yield
+        finally:
+            block.to(home)
+
+    def forward(self, k: int, i: int) -> Tensor:
+        """What block ``k``, which is on the device, makes of the hidden state of batch ``i``."""
+        block = list(self.blocks.values())[k]
+        call = self.calls[i][k].with_hidden(self.place, self.hidden[i], self.device or home_of(block))
+        return _split(call.to(block))[0]
+
+    def advance(self, k: int, i: int) -> None:
+        """Replace the hidden state of batch ``i`` by what block ``k`` makes of it."""
+        self.hidden[i] = self.forward(k, i).to(_HOST)
+
+    def replay(self, i: int) -> contextlib.AbstractContextManager[None]:
+        """The blocks replaced by what they returned for batch ``i``."""
+
+        def stand_in(k: int, real: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                given = _Call(args, kwargs).entries[self.place]
+                out = self.hidden[i].to(given.device) if k + 1 == len(self.blocks) else given
+                return _join(out, move(self.tails[i], given.device))
+
+            return forward
+
+        return _replaced(self.blocks.values(), stand_in)
+
+
+class _Call:
+    """The arguments of one call."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.entries: dict[int | str, Any] = dict(enumerate(args))
+        self.entries.update(kwargs)
+
+    def place_of(self, tensor: Tensor | None) -> int | str:
+        """Where ``tensor`` itself, or with None the first tensor, stands."""
+        for place, value in self.entries.items():
+            if isinstance(value, Tensor) and (tensor is None or value is tensor):
+                return place
+        raise NotAChain("a block is not given what the one before it returned")
+
+    def with_hidden(self, place: int | str, hidden: Tensor, device: torch.device) -> _Call:
+        """The same call with another hidden state, all on ``device``."""
+        call = _Call((), {})
+        call.entries = move(self.entries, device)
+        call.entries[place] = hidden.to(device, copy=True)  # a block may add to its input in place
+        return call
+
+    def to(self, function: Callable[..., Any]) -> Any:
+        """Call ``function``."""
+        args = [value for key, value in self.entries.items() if isinstance(key, int)]
+        return function(*args, **{key: value for key, value in self.entries.items() if isinstance(key, str)})
+
+
+@contextlib.contextmanager
+def replayed(chains: Sequence[Chain], i: int) -> Iterator[None]:
+    """All these chains replaced by what they returned for batch ``i``."""
+    with contextlib.ExitStack() as stack:
+        for chain in chains:
+            stack.enter_context(chain.replay(i))
+        yield
+
+
+def run_model(model: nn.Module, batch: Batch) -> None:
+    """Call the model with a batch: a tensor, a sequence of arguments, or a mapping of keyword arguments."""
+    if isinstance(batch, Mapping):
+        model(**move(dict(batch), home_of(model)))
+    else:
+        model(*move([batch] if isinstance(batch, Tensor) else list(batch), home_of(model)))
+
+
+def home_of(module: nn.Module) -> torch.device:
+    """The device of a module's first parameter."""
+    parameter = next(module.parameters(), None)
+    return _HOST if parameter is None else parameter.device
+
+
+def move(value: Any, device: torch.device, seen: dict[int, Tensor] | None = None) -> Any:
+    """All tensors in nested containers on ``device``; with ``seen``, one that occurs often is copied once."""
+    if isinstance(value, Tensor):
+        if seen is None:
+            return value.to(device)
+        if id(value) not in seen:
+            seen[id(value)] = value.to(device)
+        return seen[id(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(move(entry, device, seen) for entry in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(move(entry, device, seen) for entry in value)
+    if type(value) is dict:
+        return {key: move(entry, device, seen) for key, entry in value.items()}
+    return value
+
+
+def _split(out: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
+    """What a block returned: the hidden state, and the rest where it is a tuple."""
+    if isinstance(out, Tensor):
+        return out, None
+    if isinstance(out, (tuple, list)) and out and isinstance(out[0], Tensor):
+        return out[0], tuple(out[1:])
+    raise TypeError(f"a block returns {type(out).__name__}, not a tensor or a tuple that begins with one")
+
+
+def _join(hidden: Tensor, tail: tuple[Any, ...] | None) -> Any:
+    return hidden if tail is None else (hidden, *tail)
+
+
+@contextlib.contextmanager
+def _replaced(
+    blocks: Iterable[nn.Module], stand_in: Callable[[int, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """``block.forward`` replaced by ``stand_in(k, block.forward)``, for each block."""
+    own = [(block, block.__dict__.get("forward")) for block in blocks]
+    try:
+        for k, (block, _) in enumerate(own):
+            block.__dict__["forward"] = stand_in(k, block.forward)
+        yield
+    finally:
+        for block, forward in own:
+            block.__dict__.pop("forward", None)
+            if forward is not None:
+                block.__dict__["forward"] = forward

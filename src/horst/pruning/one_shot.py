@@ -1,0 +1,308 @@
+"""One-shot pruning of a model: layers, pattern, distribution, method and data put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from horst.pruning.blocks import block_sequences, layers_by_block, outer_blocks
+from horst.pruning.calibration import calibrate
+from horst.pruning.chains import Batch
+from horst.pruning.magnitude import Magnitude
+from horst.pruning.method import Method, Prepared, Statistic
+from horst.pruning.owl import OWL
+from horst.pruning.report import PrunedLayer, Report
+from horst.pruning.sparsegpt import SparseGPT
+from horst.pruning.wanda import InputNorms, Wanda, wanda_scores
+from horst.sparsity import NM, Block, Layer, find_layers, smallest
+from horst.sparsity.distributions import Distribution, allocate, check_ratios
+from horst.sparsity.layers import Preset
+from horst.sparsity.masks import check_sparsity, parse_pattern
+from horst.sparsity.sharding import Shard
+
+METHODS: dict[str, type[Method]] = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
+
+
+def prune(
+    model: nn.Module,
+    sparsity: float | None = None,
+    *,
+    method: str | Method = "magnitude",
+    data: Iterable[Batch] | None = None,
+    pattern: str | tuple[int, int] | None = None,
+    distribution: Distribution | Literal["owl"] | OWL = "uniform",
+    layers: Preset | Literal["paper"] | None = "blocks",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    samples: int | None = 128,
+    sequential: bool = True,
+    device: torch.device | str | None = None,
+) -> Report:
+    """Prune a model in place, in one shot.
+
+    The model keeps its classes, dtypes and devices; pruned weights are zeros. If an error ends it half way, the blocks
+    before are pruned already.
+
+    Args:
+        model: Any module. Methods that need data go through its repeated blocks one by one
+            (:mod:`horst.pruning.calibration`).
+        sparsity: Share of zeros in [0, 1). Left out where N:M or a mapping of sparsities fixes it.
+        method: ``"magnitude"``, ``"wanda"`` or ``"sparsegpt"``; or an instance of :class:`Magnitude`, :class:`Wanda`,
+            :class:`SparseGPT` with options of its own.
+        data: Batches as the model takes them: a tensor, a tuple or list of arguments, or a mapping of keyword
+            arguments. Magnitude does not read it, unless the distribution is OWL.
+        pattern: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of blocks of an out x in matrix.
+        distribution: ``"uniform"``, ``"global"``, ``"erk"``, ``"owl"`` or an :class:`OWL`; or a mapping from layer
+            names, prefixes or wildcards to sparsities. With ``"global"`` and ``"owl"``, the scores of the dense model
+            (magnitudes, or with data Wanda's) say how many weights each layer loses; ``"global"`` with data holds them
+            all in memory at once.
+        layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`; or ``"paper"``,
+            the linear weights of all blocks but the first and the last. Frozen weights count too.
+        include: Wildcard patterns of parameter names to add.
+        exclude: Patterns to take away again.
+        samples: Batches are read until there are so many samples; None reads all.
+        sequential: Whether a block is calibrated on what the pruned blocks before it return (as the reference codes
+            do) or on what the dense ones do (one pass less through each block).
+        device: Where to compute, one block at a time; None is where the model lives.
+
+    Returns:
+        What became of each layer.
+
+    Example:
+        >>> model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)])
+        >>> report = prune(model, 0.5, method="wanda", data=[torch.randn(16, 8)])
+        >>> [(layer.name, layer.kept) for layer in report.layers]
+        [('0.0.weight', 32), ('1.0.weight', 32), ('2.0.weight', 32)]
+    """
+    plan = Plan(
+        model, method=method, data=data, pattern=pattern, distribution=distribution, layers=layers, include=include,
+        exclude=exclude, samples=samples, device=device,
+    )  # fmt: skip
+    return plan.prune(sparsity, sequential=sequential)
+
+
+@dataclass(eq=False)
+class Plan:
+    """What :func:`prune` and :func:`horst.pruning.sweep` share: the arguments of :func:`prune`, checked and read."""
+
+    model: nn.Module
+    method: str | Method = "magnitude"
+    data: Iterable[Batch] | None = None
+    pattern: str | tuple[int, int] | None = None
+    distribution: Distribution | Literal["owl"] | OWL = "uniform"
+    layers: Preset | Literal["paper"] | None = "blocks"
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    samples: int | None = 128
+    device: torch.device | str | None = None
+    #: Of the dense model, by layer: the norms of the inputs, once they are known.
+    norms: dict[str, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.how = _method(self.method, self.distribution)
+        self.units = parse_pattern("unstructured" if self.pattern is None else self.pattern)
+        if isinstance(self.units, Block) and not (self.units.is_unstructured or self.how.removes_blocks):
+            raise ValueError(
+                f"{self.how.name} prunes single weights or N:M, got blocks of {self.units.rows} x "
+                f"{self.units.columns}. Use method='wanda' or 'magnitude' for blocks."
+            )
+        preset, exclude = self.layers, self.exclude
+        if preset == "paper":
+            preset, exclude = "blocks", [*self.exclude, *outer_blocks(self.model)]
+        self.targets = find_layers(self.model, preset, include=self.include, exclude=exclude, frozen=True)
+        for layer in self.targets:
+            if layer.param.is_meta or Shard.of(layer.param).group is not None:
+                raise ValueError(f"{layer.name} is not whole in memory: load or gather the model first.")
+            self.units.check(layer.name, _matrix(layer).shape, 1)
+        self._check_distribution()
+        self.batches = None if self.data is None else _read(self.data, self.samples)
+        self.where = None if self.device is None else torch.device(self.device)
+        if self.how.statistic is not None and self.batches is None:
+            raise ValueError(
+                f"method={self.how.name!r} needs calibration data: give data=, an iterable of batches as the model "
+                "takes them, or use method='magnitude'."
+            )
+
+    def prune(self, sparsity: float | None, *, sequential: bool) -> Report:
+        """Block by block: gather, prune, go on."""
+        counts = self.counts(sparsity)
+        if self.how.statistic is None:
+            return self._report([self._prune(layer, {}, counts[layer.name]) for layer in self.targets])
+        pruned: dict[str, PrunedLayer] = {}
+
+        def visit(layers: Sequence[Layer], statistics: Mapping[str, Statistic]) -> None:
+            for layer in layers:
+                prepared = self._prepare(layer, statistics[layer.name])
+                pruned[layer.name] = self._prune(layer, prepared, counts[layer.name])
+
+        self._calibrate(self.how.statistic, visit, sequential)
+        return self._report([pruned[layer.name] for layer in self.targets])
+
+    def prepare(self) -> dict[str, Prepared]:
+        """By layer, what its pruning at any sparsity needs, from one pass of the dense model; kept on the host."""
+        everything: dict[str, Prepared] = {layer.name: {} for layer in self.targets}
+
+        def visit(layers: Sequence[Layer], statistics: Mapping[str, Statistic]) -> None:
+            for layer in layers:
+                prepared = self._prepare(layer, statistics[layer.name])
+                everything[layer.name] = {key: value.cpu() for key, value in prepared.items()}
+                self.norms[layer.name] = statistics[layer.name].norms().cpu()
+
+        if self.how.statistic is not None:
+            self._calibrate(self.how.statistic, visit, sequential=False)
+        return everything
+
+    @torch.no_grad()
+    def apply(self, sparsity: float | None, prepared: Mapping[str, Prepared]) -> Report:
+        """Prune with what :meth:`prepare` returned."""
+        counts = self.counts(sparsity)
+        return self._report([self._prune(layer, prepared[layer.name], counts[layer.name]) for layer in self.targets])
+
+    @torch.no_grad()
+    def counts(self, sparsity: float | None) -> dict[str, int]:
+        """How many units each layer loses. (N:M fixes it; the numbers are not read.)"""
+        self.check_sparsity(sparsity)
+        if isinstance(self.units, NM):
+            return {layer.name: 0 for layer in self.targets}
+        size = self.units.rows * self.units.columns
+        sizes = {layer.name: layer.param.numel() // size for layer in self.targets}
+        distribution = OWL() if self.distribution == "owl" else self.distribution
+        if isinstance(distribution, OWL):
+            assert sparsity is not None
+            distribution = self._owl_ratios(distribution, sparsity)
+        shapes = {layer.name: layer.param.shape for layer in self.targets}
+        counts = allocate(distribution, sparsity or 0.0, sizes, shapes)
+        if isinstance(counts, int):
+            self._gather_norms(needed=self.how.statistic is not None)
+            chosen = smallest([self.units.unit_scores(self._scores(layer)) for layer in self.targets], counts)
+            counts = {layer.name: int(mask.sum()) for layer, mask in zip(self.targets, chosen, strict=True)}
+        return counts
+
+    def _owl_ratios(self, owl: OWL, sparsity: float) -> dict[str, float]:
+        self._gather_norms(needed=self.batches is not None)
+        scores: dict[str, Callable[[], list[Tensor]]] = {
+            block: partial(lambda inside: [self._scores(layer).abs() for layer in inside], inside)
+            for sequence in block_sequences(self.model)
+            for block, inside in layers_by_block(self.targets, sequence).items()
+            if inside
+        }
+        if not scores:
+            raise ValueError("distribution='owl' gives each block its sparsity, and no layer lies in a block.")
+        return {**owl.ratios(scores, sparsity), "*": sparsity}  # what lies outside the blocks gets the mean
+
+    def _gather_norms(self, needed: bool) -> None:
+        def visit(layers: Sequence[Layer], statistics: Mapping[str, Statistic]) -> None:
+            self.norms.update((layer.name, statistics[layer.name].norms().cpu()) for layer in layers)
+
+        if needed and not self.norms:
+            self._calibrate(InputNorms, visit, sequential=False)
+
+    def _scores(self, layer: Layer) -> Tensor:
+        W = _matrix(layer)
+        return wanda_scores(W, self.norms[layer.name].to(W.device)) if self.norms else W
+
+    def _calibrate(
+        self,
+        statistic: type[Statistic],
+        visit: Callable[[Sequence[Layer], Mapping[str, Statistic]], None],
+        sequential: bool,
+    ) -> None:
+        assert self.batches is not None
+        calibrate(
+            self.model, self.batches, self.targets, statistic=statistic, visit=visit, sequential=sequential,
+            device=self.where,
+        )  # fmt: skip
+
+    def _prepare(self, layer: Layer, statistic: Statistic) -> Prepared:
+        return self.how.prepare(_matrix(layer).to(statistic.device), statistic, layer.name)
+
+    @torch.no_grad()
+    def _prune(self, layer: Layer, prepared: Prepared, count: int) -> PrunedLayer:
+        stored = _matrix(layer)
+        device = self.where or stored.device
+        W = stored.to(device)
+        error = self.how.prune(W, {key: value.to(device) for key, value in prepared.items()}, self.units, count)
+        _inputs_last(layer).copy_(W.view(_inputs_last(layer).shape))
+        return PrunedLayer(layer.name, tuple(layer.param.shape), int(W.count_nonzero()), error)
+
+    def present(self) -> Report:
+        """The layers as they are now."""
+        return self._report(
+            [PrunedLayer(x.name, tuple(x.param.shape), int(x.param.count_nonzero())) for x in self.targets]
+        )
+
+    def _report(self, layers: list[PrunedLayer]) -> Report:
+        return Report(self.how.name, layers, sum(p.numel() for p in self.model.parameters()))
+
+    def check_sparsity(self, sparsity: float | None) -> None:
+        """Refuse a sparsity that is none, or that something else fixes."""
+        if isinstance(self.distribution, Mapping):
+            if sparsity is not None:
+                raise ValueError(
+                    f"the mapping in distribution fixes each layer's sparsity, so sparsity={sparsity} has no meaning "
+                    "beside it. Leave one of them out."
+                )
+        elif sparsity is not None:
+            check_sparsity(sparsity, self.units)
+        elif not isinstance(self.units, NM):
+            raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.5 removes half.")
+
+    def _check_distribution(self) -> None:
+        if isinstance(self.units, NM) and self.distribution != "uniform":
+            raise ValueError(
+                f"{self.units.n}:{self.units.m} fixes the sparsity of every layer: there is nothing for "
+                f"distribution={self.distribution!r} to share out. Leave one of them out."
+            )
+        if isinstance(self.distribution, Mapping):
+            check_ratios(self.distribution, [layer.name for layer in self.targets])
+        elif not isinstance(self.distribution, OWL) and self.distribution not in ("uniform", "global", "erk", "owl"):
+            raise ValueError(
+                "distribution must be 'uniform', 'global', 'erk', 'owl', an OWL(...) or a mapping of sparsities by "
+                f"layer, got {self.distribution!r}."
+            )
+
+
+def _method(method: str | Method, distribution: object) -> Method:
+    if isinstance(method, Method):
+        return method
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, or an instance of Method, got {method!r}.")
+    # One threshold for all layers knows no rows.
+    return Wanda(compare="tensor") if method == "wanda" and distribution == "global" else METHODS[method]()
+
+
+def _inputs_last(layer: Layer) -> Tensor:
+    return layer.param.detach().movedim(layer.input_dim, -1)
+
+
+def _matrix(layer: Layer) -> Tensor:
+    """The weights, out x in; a view where they are stored as a matrix, in either order."""
+    weights = _inputs_last(layer)
+    return weights.reshape(len(weights), -1)
+
+
+def _read(data: Iterable[Batch], samples: int | None) -> list[Batch]:
+    """The batches up to ``samples`` samples: they are gone through more than once."""
+    if isinstance(data, (Tensor, Mapping, str)):
+        raise TypeError(f"data must be an iterable of batches, got one {type(data).__name__}: write [batch].")
+    batches, read = [], 0
+    for batch in data:
+        values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
+        first = next((value for value in values if isinstance(value, Tensor) and value.dim()), None)
+        if first is None:
+            raise TypeError(
+                f"a batch is a tensor, a tuple or list of arguments or a mapping of keyword arguments with tensors, "
+                f"got {type(batch).__name__} without one."
+            )
+        batches.append(batch)
+        read += len(first)
+        if samples is not None and read >= samples:
+            break
+    if not batches:
+        raise ValueError("data holds no batch. If it is an iterator, it may have been used up: give it anew.")
+    return batches

@@ -1,0 +1,104 @@
+"""What a pruning did, layer by layer and as a share of the whole model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from horst.sparsity.layers import summary_table
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """One layer after pruning.
+
+    Args:
+        name: The parameter's name.
+        shape: Its shape.
+        kept: How many of its weights are not zero.
+        error: Share of the output's energy lost on the calibration inputs, ``|X W' - X W|^2 / |X W|^2``; None where
+            the method does not know it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kept: int
+    error: float | None = None
+
+    @property
+    def weights(self) -> int:
+        """How many weights it has, zeros included."""
+        return math.prod(self.shape)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros."""
+        return 1.0 - self.kept / self.weights
+
+
+@dataclass(frozen=True)
+class Report:
+    """The layers that were pruned, and what that makes of the model.
+
+    Args:
+        method: Name of the method.
+        layers: In the order of the model.
+        model_weights: Number of all parameters of the model, tied ones once.
+
+    Example:
+        >>> report = Report("magnitude", [PrunedLayer("fc.weight", (10, 10), kept=10)], model_weights=110)
+        >>> report.sparsity_of_pruned_layers, report.sparsity_of_all_weights
+        (0.9, 0.8181818181818182)
+        >>> print(report.summary())
+        layer          shape    weights     pruned  sparsity
+        fc.weight      10x10        100         90  90.0000%
+        masked layers               100         90  90.0000%
+        whole model                 110         90  81.8182%
+    """
+
+    method: str
+    layers: list[PrunedLayer]
+    model_weights: int
+
+    @property
+    def zeros(self) -> int:
+        """Zeros in the pruned layers."""
+        return sum(layer.weights - layer.kept for layer in self.layers)
+
+    @property
+    def sparsity_of_pruned_layers(self) -> float:
+        """Share of zeros among the weights of the pruned layers."""
+        return self.zeros / sum(layer.weights for layer in self.layers)
+
+    @property
+    def sparsity_of_all_weights(self) -> float:
+        """The same zeros as a share of all parameters of the model."""
+        return self.zeros / self.model_weights
+
+    def shares(self) -> dict[str, float]:
+        """Both shares of zeros, by name."""
+        return {
+            "sparsity_of_pruned_layers": self.sparsity_of_pruned_layers,
+            "sparsity_of_all_weights": self.sparsity_of_all_weights,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One plain dictionary a layer."""
+        return [
+            {
+                "layer": layer.name,
+                "shape": list(layer.shape),
+                "weights": layer.weights,
+                "kept": layer.kept,
+                "sparsity": layer.sparsity,
+                "error": layer.error,
+            }
+            for layer in self.layers
+        ]
+
+    def summary(self) -> str:
+        """A table as text, with the errors where the method knows them."""
+        rows = [(layer.name, layer.shape, layer.weights - layer.kept) for layer in self.layers]
+        errors = {layer.name: layer.error for layer in self.layers if layer.error is not None}
+        return summary_table(rows, self.model_weights, errors)

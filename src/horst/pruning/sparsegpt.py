@@ -1,0 +1,221 @@
+r"""SparseGPT: weights go one column after the other, and the columns to the right make up for them.
+
+For one row w of a matrix and :math:`H = \tfrac{2}{n} X^T X` of the layer's inputs, removing entry j of those that are
+not yet frozen raises the squared output error least if the entries to its right move by
+
+.. math::
+    \delta_{>j} = -\frac{w_j}{U_{jj}}\, U_{j,>j}, \qquad H^{-1} = U^T U \text{ with } U \text{ upper triangular},
+
+and raises it by :math:`\tfrac12 (w_j / U_{jj})^2`: that is the score. One triangular factor serves all rows and all
+columns. :math:`U` is found without ever inverting H: with J the reversal of the order and :math:`J H J = L L^T`, the
+matrix :math:`R = J L J` is upper triangular, :math:`H = R R^T`, so :math:`U = R^{-1}`.
+
+All of it runs in float32 with TF32 off.
+
+References: Frantar and Alistarh, *SparseGPT* (2023).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from horst.pruning.method import Method, Prepared, Statistic
+from horst.pruning.precision import full_float32
+from horst.sparsity import NM, Block, smallest
+
+logger = logging.getLogger(__name__)
+
+# 0.01 times 10^4 is a hundred times the mean diagonal: what is not positive definite by then is no sum of squares.
+_TRIES = 5
+
+
+class Hessian(Statistic):
+    r""":math:`H = \tfrac{2}{n} X^T X` over the n inputs of a layer, in float32, summed up batch after batch.
+
+    Example:
+        >>> hessian = Hessian(2)
+        >>> hessian.add(torch.tensor([[1.0, 2.0]]))
+        >>> hessian.matrix
+        tensor([[2., 4.],
+                [4., 8.]])
+    """
+
+    def __init__(self, inputs: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(inputs, device)
+        self.matrix = torch.zeros(inputs, inputs, dtype=torch.float32, device=self.device)
+
+    def _add(self, X: Tensor, share: float) -> None:
+        with full_float32():
+            self.matrix.addmm_(X.t(), X, beta=1.0 - share, alpha=2.0 * share / len(X))
+
+    def norms(self) -> Tensor:
+        """Root mean square of each column."""
+        return (self.matrix.diagonal() / 2.0).sqrt()
+
+
+def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer") -> tuple[Tensor, float]:
+    """The upper triangular U with ``U.T @ U`` the inverse of ``H`` plus ``damping`` times its mean diagonal.
+
+    Where that is not positive definite in float32, the damping is multiplied by 10, with a warning, up to four times.
+
+    Args:
+        H: Symmetric, positive semidefinite. A zero on its diagonal is an input that never fired: it is left out of the
+            mean, and replaced by it.
+        damping: Share of the mean diagonal.
+        name: Of the layer, for messages.
+
+    Returns:
+        U, and the number that was added to the diagonal.
+
+    Example:
+        >>> U, added = inverse_factor(torch.diag(torch.tensor([4.0, 16.0])), damping=0.0)
+        >>> U.tolist(), added
+        ([[0.5, 0.0], [0.0, 0.25]], 0.0)
+    """
+    diagonal = H.diagonal()
+    dead = diagonal == 0
+    if not bool(diagonal.isfinite().all()):
+        raise ValueError(
+            f"the calibration inputs of {name} hold NaN or infinity. Look at the data, and whether the model overflows "
+            "in its dtype."
+        )
+    mean = float(diagonal[~dead].mean()) if not bool(dead.all()) else 1.0
+    share = damping
+    for tried in range(_TRIES):
+        if tried:
+            share *= 10.0
+            logger.warning("%s: H is not positive definite in float32; damping raised to %g.", name, share)
+        reversed_order = H.flip(0, 1)
+        reversed_order.diagonal().add_(share * mean + mean * dead.flip(0))
+        L, info = torch.linalg.cholesky_ex(reversed_order)
+        if int(info) == 0:
+            one = torch.eye(len(H), dtype=H.dtype, device=H.device)
+            U = torch.linalg.solve_triangular(L.flip(0, 1), one, upper=True)
+            if bool(U.isfinite().all()):
+                return U, share * mean
+    raise ValueError(
+        f"H of {name} is not positive definite even with damping {share:g} (it began with {damping:g}). Give more "
+        "calibration data, a damping above 0, or exclude this layer."
+    )
+
+
+def compensate(
+    W: Tensor, U: Tensor, dead: Tensor, *, pattern: Block | NM | None = None, count: int = 0, block: int = 128
+) -> tuple[Tensor, float]:
+    """Prune a matrix column after column, the columns to the right making up for what goes.
+
+    Which weights go is decided ``block`` columns at a time, by score over all rows. Each block loses its share of
+    ``count`` by its number of columns, so that the total is exact. Columns whose input never fired (``dead``) go whole
+    and count; where they alone are more than ``count``, more than ``count`` weights go.
+
+    Args:
+        W: Out x in, float32; left as it is.
+        U: See :func:`inverse_factor`.
+        dead: Boolean, one entry a column.
+        pattern: None is single weights; N:M decides anew for each group, just before its columns are frozen.
+        count: How many single weights go; not read for N:M.
+        block: Columns whose updates the rest of the matrix receives in one product.
+
+    Returns:
+        The pruned matrix, and the sum of all squared errors ``(w_j / U_jj)^2``: the trace of ``D @ H @ D.T`` with D
+        the change of the live columns and H with its damping.
+
+    Example:
+        >>> W, U = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, -0.5], [0.0, 1.0]])
+        >>> compensate(W, U, torch.tensor([False, False]), count=1, block=1)
+        (tensor([[1., 0.]]), 4.0)
+    """
+    columns, rows = W.shape[1], W.shape[0]
+    Wt = W.t().clone(memory_format=torch.contiguous_format)  # a column of W is a contiguous row here
+    Wt[dead] = 0.0
+    group = pattern.m if isinstance(pattern, NM) else 1
+    block = max(block // group, 1) * group  # no group lies across two blocks
+    live = (~dead).cumsum(0).tolist()  # live columns up to and with each
+    budget = max(count - (columns - live[-1]) * rows, 0)
+    total = torch.zeros((), dtype=torch.float64 if W.device.type != "mps" else torch.float32, device=W.device)
+    done = 0
+    for start in range(0, columns, block):
+        end = min(start + block, columns)
+        w, u = Wt[start:end], U[start:end, start:end]
+        d = u.diagonal()[:, None]
+        if isinstance(pattern, NM):
+            pruned = torch.empty(w.shape, dtype=torch.bool, device=w.device)
+            weight = torch.empty_like(w)
+        else:
+            goal = budget * live[end - 1] // max(live[-1], 1)
+            has_dead = live[end - 1] - (live[start - 1] if start else 0) < end - start
+            among = [(~dead[start:end, None]).expand(w.shape)] if has_dead else None
+            pruned = smallest([w / d], goal - done, among=among)[0]
+            weight, done = pruned / d, goal
+        errors = torch.empty_like(w)
+        for i in range(end - start):
+            if isinstance(pattern, NM) and i % group == 0:
+                own = slice(i, i + group)
+                pruned[own] = pattern.pruned(w[own] / d[own], input_dim=0)
+                torch.div(pruned[own], d[own], out=weight[own])
+            # Two kernels a column: on a GPU the launches are the cost.
+            torch.mul(w[i], weight[i], out=errors[i])
+            w[i + 1 :].addr_(u[i, i + 1 :], errors[i], alpha=-1.0)
+        w.masked_fill_(pruned, 0.0)
+        total += errors.square().sum()
+        Wt[end:].addmm_(U[start:end, end:].t(), errors, alpha=-1.0)
+    return Wt.t(), float(total)
+
+
+@dataclass(frozen=True)
+class SparseGPT(Method):
+    """Weights of least effect on the output go, and the others of their row make up for them.
+
+    Args:
+        damping: Added to the diagonal of H, as a share of its mean.
+        block: Columns that are chosen together.
+
+    Example:
+        >>> X = torch.randn(64, 8)
+        >>> hessian = Hessian(8)
+        >>> hessian.add(X)
+        >>> W, method = torch.randn(4, 8), SparseGPT()
+        >>> error = method.prune(W, method.prepare(W, hessian, "fc.weight"), Block(), count=16)
+        >>> int((W == 0).sum()), 0 < error < 1
+        (16, True)
+    """
+
+    damping: float = 0.01
+    block: int = 128
+    name = "sparsegpt"
+    statistic = Hessian
+    removes_blocks = False  # it freezes one column at a time
+
+    def __post_init__(self) -> None:
+        if not self.damping >= 0.0:
+            raise ValueError(f"damping must be at least 0, got {self.damping}. The reference uses 0.01.")
+        if self.block < 1:
+            raise ValueError(f"block must be at least 1 column, got {self.block}. The reference uses 128.")
+
+    def prepare(self, W: Tensor, statistic: Statistic | None, name: str) -> Prepared:
+        """The factor of the inverse of H, what was added to its diagonal, and the energy of the dense output."""
+        assert isinstance(statistic, Hessian)
+        H = statistic.matrix
+        dead = H.diagonal() == 0
+        if bool(dead.any()):
+            logger.warning("%s: %d of %d inputs are always 0; their columns go first.", name, int(dead.sum()), len(H))
+        with full_float32():
+            U, added = inverse_factor(H, damping=self.damping, name=name)
+            dense = W.to(torch.float32)
+            energy = (dense @ H).mul_(dense).sum()
+        return {"factor": U, "dead": dead, "added": torch.tensor(added), "energy": energy}
+
+    def prune(self, W: Tensor, prepared: Prepared, pattern: Block | NM, count: int) -> float:
+        """Replace ``W`` by the pruned and compensated matrix."""
+        dead, dense = prepared["dead"], W.to(torch.float32)
+        with full_float32():
+            pruned, loss = compensate(dense, prepared["factor"], dead, pattern=pattern, count=count, block=self.block)
+        # The loss counts the damping; dead columns have no output to lose.
+        change = float((pruned - dense)[:, ~dead].square().sum())
+        W.copy_(pruned)
+        energy = float(prepared["energy"])
+        return max(loss - float(prepared["added"]) * change, 0.0) / energy if energy > 0.0 else 0.0

@@ -1,0 +1,86 @@
+"""Tables 1, 3, 4 and 6 in Markdown: ours, and below each line the paper's where it has one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from horst.experiments.result import Result
+from horst.report import paper
+from horst.report.tables import markdown
+
+LABELS = {"adamw": "AdamW", "ham": "HAM", "horst": "HORST"}
+
+
+def contender(row: Mapping[str, Any]) -> str:
+    """An optimizer's name with its strength.
+
+    Example:
+        >>> contender({"optimizer": "horst", "alpha": 5.0, "beta": 0.0})
+        'HORST, alpha 5'
+    """
+    label = LABELS[row["optimizer"]]
+    if not row["alpha"]:
+        return label
+    return f"{label}, alpha {row['alpha']:g}" + (f", beta {row['beta']:g}" if row["beta"] else "")
+
+
+def spread(values: Sequence[float], spec: str) -> str:
+    """Mean, and over several seeds the standard deviation.
+
+    Example:
+        >>> spread([1.0], ".1f"), spread([1.0, 3.0], ".1f")
+        ('1.0', '2.0 ± 1.4')
+    """
+    mean = format(statistics.mean(values), spec)
+    return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), spec)}"
+
+
+def one_shot_table(results: Sequence[Result]) -> str:
+    """Table 6: perplexity by optimizer and sparsity."""
+    rows = [row for result in results for row in result.rows]
+    levels = sorted({row["sparsity"] for row in rows})
+    lines = []
+    for name in dict.fromkeys(contender(row) for row in rows):
+        own = [row for row in rows if contender(row) == name]
+        cells = [[row["perplexity"] for row in own if row["sparsity"] == level] for level in levels]
+        lines.append([name, *(spread(values, ".2f") if values else "" for values in cells)])
+        theirs = paper.TABLE6[own[0]["optimizer"]] if own[0]["alpha"] in (0.0, 5.0, 200.0) else {}
+        if theirs:
+            lines.append(["*the paper's*", *(f"*{theirs[level]:.2f}*" if level in theirs else "" for level in levels)])
+    share = {row["sparsity"]: row["sparsity_of_all_weights"] for row in rows}
+    lines.append(["zeros among all weights", *(f"{share[level]:.1%}" for level in levels)])
+    return markdown(["perplexity", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
+
+
+def acdc_table(results: Sequence[Result]) -> str:
+    """Tables 1, 3 and 4: accuracy by optimizer and sparsity."""
+    rows = [row for result in results for row in result.rows]
+    levels = sorted({row["sparsity"] for row in rows})
+    titles = ["dense" if not level else f"{level:.0%}" for level in levels]
+    lines = []
+    for key in dict.fromkeys((contender(row), row["lr"]) for row in rows):
+        own = [row for row in rows if (contender(row), row["lr"]) == key]
+        cells = [[100 * row["top1"] for row in own if row["sparsity"] == level] for level in levels]
+        lines.append([key[0], f"{key[1]:g}", *(spread(values, ".2f") if values else "" for values in cells)])
+    return markdown(["accuracy in %", "lr", *titles], lines)
+
+
+def paper_acdc_table(results: Sequence[Result]) -> str:
+    """The paper's Tables 1 and 3 for DeiT-small, to set ours beside."""
+    small = paper.TABLE1["DeiT-small"]
+    lines = [[LABELS[name], *(f"{mean} ± {deviation}" for mean, deviation in small[name].values())] for name in small]
+    lines.insert(1, ["HAM (one seed)", "", "", str(paper.TABLE3["ham"])])
+    return markdown(["the paper, ImageNet, accuracy in %", "70%", "80%", "90%"], lines)
+
+
+def speed_table(results: Sequence[Result]) -> str:
+    """What training cost: a line a run."""
+    lines = []
+    for result in results:
+        for row in result.curves.get("training", result.rows):
+            rate = row.get("tokens_per_second") or row.get("images_per_second")
+            unit = "tokens" if "tokens_per_second" in row else "images"
+            lines.append([contender(row), str(row["seed"]), f"{rate:,.0f} {unit}", f"{row['seconds']:.0f}"])
+    return markdown(["optimizer", "seed", "a second", "seconds"], lines)

@@ -1,0 +1,114 @@
+"""What a run measures: JSON lines always; TensorBoard and Weights & Biases when asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from horst.extras import load_extra
+
+__all__ = ["MetricsLog"]
+
+
+class MetricsLog:
+    """A JSON line for each set of numbers, in ``metrics.jsonl``.
+
+    A resumed run cuts the file back to where it was when its checkpoint was written, so no line appears twice and none
+    is lost. A file without a checkpoint is begun anew.
+
+    Args:
+        directory: Where the files go.
+        position: Length of the file in the checkpoint; 0 begins anew.
+        step: The step that is resumed.
+        tensorboard: Write to ``directory/tensorboard`` as well.
+        wandb: A project of Weights & Biases to send the numbers to as well.
+        config: What Weights & Biases shows as the run's settings.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with MetricsLog(folder) as log:
+        ...         log.write(1, {"loss": 2.5})
+        ...     (pathlib.Path(folder) / "metrics.jsonl").read_text()
+        '{"step": 1, "loss": 2.5}\\n'
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        position: int = 0,
+        step: int = 0,
+        tensorboard: bool = False,
+        wandb: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        directory = pathlib.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / "metrics.jsonl"
+        path.touch()
+        os.truncate(path, min(position, path.stat().st_size))
+        self._file: TextIO = open(path, "a")  # noqa: SIM115 - closed by close()
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+        if tensorboard:
+            load_extra("tensorboard")
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tensorboard = SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else None)
+        if wandb is not None:
+            self._wandb = _start_wandb(directory, wandb, dict(config or {}))
+
+    @property
+    def position(self) -> int:
+        """Length of the file, all of it on disk: for a checkpoint."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
+
+    def write(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """Note ``numbers`` of ``step``."""
+        line = {"step": step, **{name: _plain(value) for name, value in numbers.items()}}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+        scalars = {name: value for name, value in numbers.items() if isinstance(value, (int, float))}
+        if self._tensorboard is not None:
+            for name, value in scalars.items():
+                self._tensorboard.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=step)
+
+    def close(self) -> None:
+        """Write out what is left."""
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _start_wandb(directory: pathlib.Path, project: str, config: dict[str, Any]) -> Any:
+    """A run of Weights & Biases; a resumed one goes on in the same, whose name is kept beside the metrics."""
+    wandb = load_extra("wandb")
+    file = directory / "wandb_id.txt"
+    known = file.read_text().strip() if file.exists() else None
+    run = wandb.init(project=project, dir=str(directory), config=config, id=known, resume="allow")
+    file.write_text(f"{run.id}\n")
+    return run
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities ("inf" instead) and no NaN (null)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else f"{value:g}"
+    return value

@@ -1,0 +1,150 @@
+"""How a run shows itself: a bar in a terminal, lines in a log elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from horst.extras import load_extra
+
+__all__ = ["ProgressBar", "Stopwatch", "compact", "duration"]
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressBar:
+    """Steps done, loss, tokens or images a second, time left.
+
+    In a terminal (and with rich installed) a bar, else a line through ``logging`` at each update.
+
+    Args:
+        steps: Of the whole run.
+        step: Where it begins.
+        unit: What is counted: ``"tokens"``, ``"images"``.
+        shown: False shows nothing, as on all ranks but one.
+    """
+
+    def __init__(self, steps: int, *, step: int = 0, unit: str = "rows", shown: bool = True) -> None:
+        self.steps, self.unit, self.shown = steps, unit, shown
+        self._bar = _make_bar() if shown and sys.stderr.isatty() else None
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("training", total=steps, completed=step, numbers="")
+
+    def update(self, step: int, loss: float, rate: float, seconds_left: float) -> None:
+        """Show the state after ``step`` steps."""
+        numbers = f"loss {loss:.4f}, {compact(rate)} {self.unit}/s, {duration(seconds_left)} left"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, numbers=numbers)
+        elif self.shown:
+            logger.info("step %d of %d: %s", step, self.steps, numbers)
+
+    def say(self, message: str) -> None:
+        """A line above the bar, or in the log."""
+        if self._bar is not None:
+            self._bar.console.print(message, highlight=False, markup=False)
+        elif self.shown:
+            logger.info(message)
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Stopwatch:
+    """Units a second of the time that is spent training, lap by lap; what is ``paused`` does not count.
+
+    Example:
+        >>> watch = Stopwatch()
+        >>> watch.count(100)
+        >>> rate, seconds_a_step = watch.lap(steps=10)
+        >>> watch.rate is None
+        True
+    """
+
+    def __init__(self) -> None:
+        self._began = self._lap_began = time.perf_counter()
+        self._lap_units = 0
+        self._total: tuple[int, float] | None = None
+
+    def start(self) -> None:
+        """The first lap begins now."""
+        self._lap_began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Since this was made."""
+        return time.perf_counter() - self._began
+
+    @property
+    def rate(self) -> float | None:
+        """Over all laps but the first, which holds the compilation; None before the second."""
+        return self._total[0] / self._total[1] if self._total is not None and self._total[1] > 0 else None
+
+    def count(self, units: int) -> None:
+        """Note ``units`` as done."""
+        self._lap_units += units
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside does not count."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._lap_began += time.perf_counter() - began
+
+    def lap(self, steps: int) -> tuple[float, float]:
+        """End a lap of ``steps``: its units a second, its seconds a step."""
+        now = time.perf_counter()
+        seconds, units = max(now - self._lap_began, 1e-9), self._lap_units
+        if self._total is None:
+            self._total = 0, 0.0
+        else:
+            self._total = self._total[0] + units, self._total[1] + seconds
+        self._lap_began, self._lap_units = now, 0
+        return units / seconds, seconds / max(steps, 1)
+
+
+def _make_bar() -> Any:
+    try:
+        rich, console = load_extra("rich.progress"), load_extra("rich.console")
+    except ModuleNotFoundError:  # a bar is no reason to refuse a run
+        return None
+    columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[numbers]}"))
+    return rich.Progress(*columns, console=console.Console(stderr=True))
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    Example:
+        >>> duration(3725.4)
+        '1:02:05'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def compact(number: float) -> str:
+    """Three digits and a letter.
+
+    Example:
+        >>> compact(612_345.0), compact(7.0)
+        ('612 k', '7.00')
+    """
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{_three_digits(number / size)}{letter}"
+    return _three_digits(number)
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}"

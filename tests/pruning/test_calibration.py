@@ -1,0 +1,380 @@
+"""The driver: on every architecture it does what whole-model runs do, moves one block at a time, and tidies up."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from small_models import ARCHITECTURES, bert, hf_gpt2, small_gpt2, spread, tokens
+from torch import nn
+from torch.testing import assert_close
+
+from horst.pruning import Hessian, InputNorms, SparseGPT, calibrate, prune
+from horst.pruning.blocks import block_sequences, layers_by_block
+from horst.sparsity import Block, find_layers
+
+
+def run(model, batch):
+    return model(**batch) if isinstance(batch, dict) else model(batch)
+
+
+def rows(x, batch):
+    """The inputs of a layer as a matrix, without padding."""
+    mask = batch.get("attention_mask") if isinstance(batch, dict) else None
+    x = x if mask is None or x.shape[:2] != mask.shape else x[mask.bool()]
+    return x.reshape(-1, x.shape[-1])
+
+
+@torch.no_grad()
+def inputs_by_whole_runs(model, batches, layers):
+    """The reference: run the whole model on every batch, and keep all inputs of these layers."""
+    modules = {id(m.weight): m for m in model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)}
+    seen = {layer.name: [] for layer in layers}
+    for batch in batches:
+        handles = [
+            modules[id(layer.param)].register_forward_pre_hook(
+                lambda module, args, name=layer.name: seen[name].append(rows(args[0].clone(), batch))  # noqa: B023
+            )
+            for layer in layers
+        ]
+        run(model, batch)
+        for handle in handles:
+            handle.remove()
+    return {name: torch.cat(found) for name, found in seen.items()}
+
+
+@torch.no_grad()
+def prune_by_whole_runs(model, batches, method, sparsity, layers, sequential):
+    """Block after block (or all at once): whole runs, then each layer of the block."""
+    groups = [
+        inside for s in block_sequences(model) for inside in layers_by_block(layers, s).values() if inside
+    ]  # fmt: skip
+    rest = [layer for layer in layers if not any(layer in group for group in groups)]
+    groups = [group for group in [*groups, rest] if group]
+    for group in groups if sequential else [layers]:
+        seen = inputs_by_whole_runs(model, batches, group)
+        for layer in group:
+            W = layer.param.detach() if layer.input_dim == 1 else layer.param.detach().t()
+            statistic = method.statistic(W.shape[1])
+            statistic.add(seen[layer.name])
+            method.prune(W, method.prepare(W, statistic, layer.name), Block(), int(sparsity * W.numel()))
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_one_block_at_a_time_does_what_runs_of_the_whole_model_do(name, sequential):
+    model, batches = ARCHITECTURES[name]()
+    reference = copy.deepcopy(spread(model))
+    method = SparseGPT()
+    prune(model, 0.5, method=method, data=batches, sequential=sequential, layers="all_linear", exclude=outside(name))
+    layers = find_layers(reference, "all_linear", exclude=outside(name))
+    prune_by_whole_runs(reference, batches, method, 0.5, layers, sequential)
+    for (key, found), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def outside(name):
+    """A head that is tied to the embedding is not pruned here: its inputs would change with it."""
+    tied = {
+        "our_gpt2": "transformer.wte.weight",
+        "hf_gpt2": "transformer.wte.weight",
+        "gemma": "model.embed_tokens.weight",
+        "t5": "shared.weight",
+    }
+    return [tied[name]] if name in tied else []
+
+
+def chosen(model, **options):
+    return find_layers(model, **options)
+
+
+def gathered(model, batches, layers, sequential=False, statistic=InputNorms):
+    found = {}
+    calibrate(model, batches, layers, statistic=statistic, visit=lambda _, s: found.update(s), sequential=sequential)
+    return found
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_nothing_is_left_behind(name):
+    model, batches = ARCHITECTURES[name]()
+    model.train()
+    model.get_submodule(next(iter(block_sequences(model)[0].blocks))).eval()
+    before = [(key, module.training, dict(module.__dict__).keys()) for key, module in model.named_modules()]
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    use_cache = getattr(getattr(model, "config", None), "use_cache", None)
+    gathered(model, batches, chosen(model))
+    assert before == [(key, module.training, dict(module.__dict__).keys()) for key, module in model.named_modules()]
+    assert getattr(getattr(model, "config", None), "use_cache", None) == use_cache
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
+
+
+def test_an_error_leaves_nothing_behind_either():
+    model, batches = hf_gpt2()
+    model.train()
+    keys = [set(module.__dict__) for module in model.modules()]
+
+    def fail(layers, statistics):
+        raise KeyError("visit")
+
+    with pytest.raises(KeyError, match="visit"):
+        calibrate(model, batches, chosen(model), statistic=InputNorms, visit=fail, sequential=True)
+    with pytest.raises(IndexError):  # from the model itself: a token that is not in the vocabulary
+        gathered(model, [torch.full((1, 4), 99)], chosen(model))
+    assert model.training
+    assert keys == [set(module.__dict__) for module in model.modules()]
+    assert model.config.use_cache
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_padded_positions_do_not_count():
+    model, batches = bert()
+    spread(model)
+    trimmed = [
+        {"input_ids": ids[None, : int(mask.sum())], "attention_mask": mask[None, : int(mask.sum())]}
+        for batch in batches
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    layers = chosen(model)
+    found, expected = (gathered(model, data, layers, statistic=Hessian) for data in (batches, trimmed))
+    for name, statistic in expected.items():
+        assert found[name].rows == statistic.rows
+        assert_close(found[name].matrix, statistic.matrix, rtol=1e-4, atol=1e-5)
+
+
+def test_one_block_at_a_time_is_on_the_device_and_goes_home():
+    model, batches = hf_gpt2()
+    device = torch.device("cpu", 0)  # another name of the same place, so that moves show
+    away, log = set(), []
+    for k, block in enumerate(model.transformer.h):
+
+        def to(place, k=k, block=block):
+            (away.add if place == device else away.discard)(k)
+            log.append((k, place, set(away)))
+            return block
+
+        block.to = to
+    for method in ("wanda", "sparsegpt"):
+        prune(model, 0.5, method=method, data=batches, device=device)
+    assert {k for k, _, _ in log} == {0, 1, 2}
+    assert max(len(now) for _, _, now in log) == 1
+    assert away == set()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_model_on_the_host_is_pruned_on_a_gpu(name, method):
+    model, batches = ARCHITECTURES[name]()
+    on_host = copy.deepcopy(spread(model))
+    prune(on_host, 0.5, method=method, data=batches)
+    prune(model, 0.5, method=method, data=batches, device="cuda")
+    for (key, found), expected in zip(model.named_parameters(), on_host.parameters(), strict=True):
+        assert found.device.type == "cpu"
+        assert int((found == 0).sum()) == int((expected == 0).sum()), key
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_there_is_room_for_one_block_only():
+    model = small_gpt2(width=512, layers=8, heads=8)
+    size = sum(p.nbytes for p in model.transformer.h[0].parameters())
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    prune(model, 0.5, method="wanda", data=tokens(), device="cuda")
+    assert torch.cuda.max_memory_allocated() - start < 4 * size  # the scores and the order of one matrix beside it
+
+
+class InPlace(nn.Module):
+    """Adds to its input in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x += self.fc(x)
+        return x
+
+
+class Chained(nn.Module):
+    """Runs its blocks by a rule of its own."""
+
+    def __init__(self, rule, block=InPlace, number=3):
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(number))
+        self.head = nn.Linear(6, 2)
+        self.rule = rule
+
+    def forward(self, x):
+        return self.head(self.rule(self.blocks, x))
+
+
+def in_turn(blocks, x):
+    x = x.clone()
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def test_a_block_that_changes_its_input_in_place_is_calibrated_on_what_it_was_given():
+    model, data = Chained(in_turn), [torch.randn(5, 6) for _ in range(2)]
+    reference, kept = copy.deepcopy(model), [batch.clone() for batch in data]
+    prune(model, 0.5, method="sparsegpt", data=data, layers="all_linear")
+    prune_by_whole_runs(reference, data, SparseGPT(), 0.5, find_layers(reference, "all_linear"), sequential=True)
+    for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(data, kept, strict=True))
+
+
+def side_by_side(blocks, x):
+    return sum(block(x.clone()) for block in blocks)
+
+
+def twice(blocks, x):
+    return in_turn(blocks, in_turn(blocks, x))
+
+
+def with_something_between(blocks, x):
+    for block in blocks:
+        x = block(x * 1.5)
+    return x
+
+
+def backwards(blocks, x):
+    return in_turn(list(blocks)[::-1], x)
+
+
+def without_the_last(blocks, x):
+    return in_turn(list(blocks)[:-1], x)
+
+
+@pytest.mark.parametrize("rule", [side_by_side, with_something_between, backwards, twice])
+def test_blocks_that_are_no_chain_are_calibrated_in_runs_of_the_whole_model(rule, caplog):
+    model, data = Chained(rule), [torch.randn(5, 6) for _ in range(2)]
+    layers = find_layers(model, "all_linear")
+    expected = inputs_by_whole_runs(model, data, layers)
+    with caplog.at_level(logging.WARNING):
+        found = gathered(model, data, layers)
+    assert "blocks.* is not a chain of blocks" in caplog.text
+    for name, X in expected.items():
+        assert_close(found[name].norms(), X.square().mean(0).sqrt())
+
+
+def test_a_layer_that_is_never_reached_is_an_error_that_names_it():
+    model, data = Chained(without_the_last), [torch.randn(5, 6)]
+    with pytest.raises(ValueError, match=r"no calibration input reached blocks\.2\.fc\.weight: .*exclude=\[\.\.\.\]"):
+        prune(model, 0.5, method="wanda", data=data)
+
+
+def test_weights_that_no_linear_layer_owns_are_refused():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 2, enable_nested_tensor=False)
+    with pytest.raises(ValueError, match=r"inputs of layers\.0\.self_attn\.in_proj_weight, .* cannot be observed"):
+        prune(encoder, 0.5, method="wanda", data=[torch.randn(3, 2, 8)])
+
+
+class Returning(nn.Module):
+    """A block that returns the hidden state in some structure."""
+
+    structure = staticmethod(lambda x: x)
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, mask, *, hidden):
+        return self.structure(torch.tanh(self.fc(hidden)) * mask)
+
+
+def first_of_what_they_return(blocks, x):
+    mask = (x > 0).float()
+    for block in blocks:
+        out = block(mask, hidden=x)
+        x = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, (tuple, list)) else out["hidden"]
+    return x
+
+
+@pytest.mark.parametrize(
+    ("structure", "is_chain"),
+    [
+        (lambda x: x, True),
+        (lambda x: (x, None, "more"), True),
+        (lambda x: [x], True),
+        (lambda x: {"hidden": x}, False),
+    ],
+)
+def test_blocks_may_return_a_tensor_or_a_tuple_and_take_it_anywhere(structure, is_chain, caplog, monkeypatch):
+    monkeypatch.setattr(Returning, "structure", staticmethod(structure))
+    model, data = Chained(first_of_what_they_return, Returning), [torch.randn(5, 6) for _ in range(2)]
+    layers = find_layers(model, "all_linear")
+    expected = inputs_by_whole_runs(model, data, layers)
+    with caplog.at_level(logging.WARNING):
+        found = gathered(model, data, layers)
+    assert ("not a chain" in caplog.text) is not is_chain
+    for name, X in expected.items():
+        assert_close(found[name].norms(), X.square().mean(0).sqrt())
+
+
+def test_a_model_of_one_block_and_a_model_of_none():
+    one, none = Chained(in_turn, number=1), nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    for model in (one, none):
+        data = [torch.randn(5, 6)]
+        layers = find_layers(model, "all_linear")
+        expected = inputs_by_whole_runs(model, data, layers)
+        found = gathered(model, data, layers)
+        assert found.keys() == {layer.name for layer in layers}
+        for name, X in expected.items():
+            assert_close(found[name].norms(), X.square().mean(0).sqrt())
+
+
+def test_how_data_is_cut_into_batches_does_not_matter():
+    model = spread(small_gpt2())
+    whole = torch.randint(50, (6, 8))
+    layers = chosen(model)
+    a, b = (gathered(model, data, layers, statistic=Hessian) for data in ([whole], whole.split(1)))
+    for name in a:
+        assert_close(a[name].matrix, b[name].matrix, rtol=1e-4, atol=1e-6)
+
+
+def test_the_order_in_which_layers_are_given_does_not_matter():
+    model = spread(small_gpt2())
+    other, batches = copy.deepcopy(model), tokens()
+    for candidate, turn in ((model, 1), (other, -1)):
+        layers = chosen(candidate)[::turn]
+
+        def visit(inside, statistics):
+            for layer in inside:
+                method = SparseGPT()
+                known = method.prepare(layer.param.detach(), statistics[layer.name], layer.name)
+                method.prune(layer.param.detach(), known, Block(), layer.param.numel() // 2)
+
+        calibrate(candidate, batches, layers, statistic=Hessian, visit=visit, sequential=True)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_blocks_before_the_first_target_run_and_those_after_the_last_do_not():
+    model = spread(small_gpt2(layers=4))
+    calls = []
+    for k, block in enumerate(model.transformer.h):
+        block.register_forward_hook(lambda *_, k=k: calls.append(k))
+    layers = [layer for layer in chosen(model) if ".h.1." in layer.name]
+    gathered(model, tokens(batches=1), layers, sequential=True)
+    # All are called once, to learn how (only 0 runs); then 0 runs, and 1.
+    assert calls == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_compiled_model_is_calibrated_uncompiled():
+    model = spread(small_gpt2())
+    plain, batches = copy.deepcopy(model), tokens()
+    compiled = torch.compile(model, backend="eager")
+    compiled(batches[0])
+    report = prune(compiled, 0.5, method="wanda", data=batches)
+    assert report.layers[0].name == "transformer.h.0.attn.c_attn.weight"
+    prune(plain, 0.5, method="wanda", data=batches)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_half_precision_models_stay_so():
+    model = spread(small_gpt2()).to(torch.bfloat16)
+    report = prune(model, 0.5, method="sparsegpt", data=tokens())
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert report.sparsity_of_pruned_layers == 0.5

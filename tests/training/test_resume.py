@@ -1,0 +1,148 @@
+"""A run that is stopped and resumed equals the run that never was, bit for bit: weights and metrics."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toy_runs import CONFIG, ToyData, equal, read_metrics, toy_run
+
+from horst.training import Interrupted
+from horst.training.interruption import StopRequest
+
+HERE = Path(__file__).parent
+
+
+def test_a_run_killed_at_any_moment_and_resumed_equals_the_uninterrupted_run(tmp_path):
+    command = [sys.executable, str(HERE / "kill_worker.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    weights = torch.load(tmp_path / "uninterrupted" / "final.pt", weights_only=True)
+    metrics = read_metrics(tmp_path / "uninterrupted")
+    for case, entry in report.items():
+        final = torch.load(tmp_path / case / "final.pt", weights_only=True)
+        assert equal(final, weights), (case, entry)
+        assert read_metrics(tmp_path / case) == metrics, (case, entry)
+        left = sorted(p.name for p in (tmp_path / case / "checkpoints").glob("step-*"))
+        assert left[-1] == "step-00000030"
+    assert all(entry["kills"] == 1 for case, entry in report.items() if case.startswith("moment")), report
+    assert sum(entry["kills"] for case, entry in report.items() if case.startswith("random")) >= 9, report
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    weights, _ = toy_run(folder)
+    return weights, read_metrics(folder)
+
+
+def signal_at(steps, number):
+    """Batches that come with a signal to this process."""
+
+    class Signalling(ToyData):
+        def batches(self, start):
+            for step, batch in enumerate(super().batches(start), start + 1):
+                if step in steps:
+                    steps.remove(step)
+                    os.kill(os.getpid(), number)
+                yield batch
+
+    return Signalling
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_stops_and_the_run_goes_on(number, code, uninterrupted, tmp_path, monkeypatch):
+    steps = {1, 7, 8, 18, 30}  # 7: an evaluation is due, 18: a checkpoint, 30: the last
+    monkeypatch.setattr("toy_runs.ToyData", signal_at(steps, number))
+    before = signal.getsignal(number)
+    for expected in sorted(steps):
+        with pytest.raises(Interrupted) as caught:
+            toy_run(tmp_path)
+        assert (caught.value.step, caught.value.code) == (expected, code)
+        assert caught.value.checkpoint == tmp_path / "checkpoints" / f"step-{expected:08d}"
+        assert "run again to go on" in str(caught.value)
+        assert signal.getsignal(number) is before
+    weights, result = toy_run(tmp_path)
+    assert result.step == 30
+    assert equal(weights, uninterrupted[0])
+    assert read_metrics(tmp_path) == uninterrupted[1]
+
+
+def test_a_run_stopped_twice_at_the_same_step_evaluates_it_once(uninterrupted, tmp_path, monkeypatch):
+    steps = {7}
+    monkeypatch.setattr("toy_runs.ToyData", signal_at(steps, signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        toy_run(tmp_path)
+    steps.add(8)  # the signal comes while step 8 is prepared, after the evaluation that was put off
+    with pytest.raises(Interrupted):
+        toy_run(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000008")  # as if killed before it was written
+    weights, _ = toy_run(tmp_path)
+    assert equal(weights, uninterrupted[0])
+    assert read_metrics(tmp_path) == uninterrupted[1]
+
+
+def test_without_periodic_checkpoints_a_signal_saves_all_the_same(uninterrupted, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, checkpoint_every=None)
+    monkeypatch.setattr("toy_runs.ToyData", signal_at({11}, signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        toy_run(tmp_path, config)
+    weights, result = toy_run(tmp_path, config)
+    assert equal(weights, uninterrupted[0])
+    assert result.checkpoint == tmp_path / "checkpoints" / "step-00000011"
+
+
+def test_the_process_exits_with_the_signals_code(tmp_path):
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(HERE)!r})
+import toy_runs
+from pathlib import Path
+batches = toy_runs.ToyData.batches
+def with_signal(self, start):
+    for step, batch in enumerate(batches(self, start)):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may send it twice
+        yield batch
+toy_runs.ToyData.batches = with_signal
+toy_runs.toy_run(Path({str(tmp_path)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "checkpoints" / "step-00000003" / "checkpoint.json").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with StopRequest() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "horst"])
+@pytest.mark.parametrize("method", [None, "acdc-values", "rigl", "srste", "imp"])
+def test_every_kind_of_run_resumes_bit_for_bit(optimizer, method, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, steps=26, checkpoint_every=None)
+    weights, _ = toy_run(tmp_path / "whole", config, optimizer=optimizer, method=method)
+    monkeypatch.setattr("toy_runs.ToyData", signal_at({10, 15}, signal.SIGTERM))
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            toy_run(tmp_path / "parts", config, optimizer=optimizer, method=method)
+    again, _ = toy_run(tmp_path / "parts", config, optimizer=optimizer, method=method)
+    assert equal(again, weights)
+    assert read_metrics(tmp_path / "parts") == read_metrics(tmp_path / "whole")
