@@ -56,7 +56,8 @@ def test_operators_know_nothing_of_the_rest(path):
 def test_import_horst_needs_torch_alone():
     """In a fresh interpreter, all public names load nothing that torch itself does not load."""
     code = (
-        "import torch, sys; before = {m.split('.')[0] for m in sys.modules}; import horst; [getattr(horst, n) for n in horst.__all__]; "
+        "import torch, sys; before = {m.split('.')[0] for m in sys.modules}; "
+        "import horst; [getattr(horst, n) for n in horst.__all__]; "
         "after = {m.split('.')[0] for m in sys.modules}; "
         "print(*sorted(m for m in after - before - {'horst'} if m not in sys.stdlib_module_names and m[0] != '_'))"
     )

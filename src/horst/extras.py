@@ -17,6 +17,7 @@ EXTRA_OF = {
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "optax": "optax",
+    "peft": "peft",
     "pyarrow": "text",
     "rich": "lab",
     "safetensors": "lab",

@@ -1,4 +1,4 @@
-"""Sparse training in Hugging Face's Trainer: one callback, any method of :mod:`horst.sparsity`."""
+"""Hugging Face: HORST in the Trainer, a callback for any method of :mod:`horst.sparsity`, sparse models loaded back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,66 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from horst.export.files import PathLike
+from horst.export.hf import load_pretrained
 from horst.integrations import resolve_schedule
+from horst.integrations.matrices import MatrixHORST
 from horst.sparsity import Sparsifier
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError('horst.integrations.hf needs transformers: pip install "horst-optim[hf]"') from error
+
+
+def horst(args: TrainingArguments, **options: Any) -> tuple[type[MatrixHORST], dict[str, Any]]:
+    """HORST for ``Trainer(..., optimizer_cls_and_kwargs=...)``, with the rates of the training arguments.
+
+    The Trainer then builds the optimizer itself, which ``model_init`` and FSDP need. As with its AdamW, every parameter
+    decays at ``args.weight_decay`` but norms and biases, embeddings among them; the mirror step is taken on tensors of
+    two or more dimensions. For another choice build the optimizer yourself, where the Trainer allows it:
+    ``optimizers=(HORST(param_groups(model, ...), lr=args.learning_rate), None)``.
+
+    Args:
+        args: ``learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon`` and ``weight_decay`` are taken from
+            them; ``optim`` is not used.
+        options: ``alpha``, ``beta``, ``max_exponent`` and the other options of :class:`horst.HORST`.
+
+    Example:
+        >>> args = TrainingArguments("output", learning_rate=1e-3, weight_decay=0.1)
+        >>> optimizer_cls_and_kwargs = horst(args, alpha=5.0)  # an argument of Trainer
+        >>> optimizer_cls_and_kwargs[1]
+        {'lr': 0.001, 'betas': (0.9, 0.999), 'eps': 1e-08, 'alpha': 5.0}
+    """
+    ours = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    if twice := sorted(options.keys() & {*ours, "weight_decay"}):
+        raise TypeError(
+            f"{', '.join(twice)} comes from the training arguments. Set TrainingArguments(learning_rate=..., "
+            "weight_decay=..., adam_beta1=..., adam_beta2=..., adam_epsilon=...) instead."
+        )
+    return MatrixHORST, {**ours, **options}
+
+
+def from_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedModel:
+    """Load what :func:`horst.export.save_hugging_face` wrote, dense or sparse, into the transformers model it was.
+
+    Zeros come back as zeros: ``SparsityCallback(Static)`` keeps them there while the model is trained on.
+
+    Args:
+        directory: With ``config.json`` and ``model.sparse.safetensors``, or dense safetensors.
+        sparse: Keep the linear layers for which it pays in their sparse form: for inference, not for training.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from horst.export import save_hugging_face
+        >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=4, n_head=1, vocab_size=8, n_positions=4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = from_pretrained(save_hugging_face(model, f"{folder}/pruned", sparse=True))
+        >>> type(model).__name__
+        'GPT2LMHeadModel'
+    """
+    return load_pretrained(directory, sparse=sparse)
 
 
 class SparsityCallback(TrainerCallback):

@@ -1,0 +1,105 @@
+"""LoRA on a pruned model: adapters that leave the zeros of the base alone, while training and when merged.
+
+An adapter adds ``scaling * B @ A`` to a weight. That product is dense whatever the optimizer does to its factors, so
+merging an ordinary adapter fills every zero of the base. Here the model is trained with
+
+    W + M * (scaling * B @ A),    M True where W is not zero,
+
+so that what is merged is what was trained, and ``W`` keeps its zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from peft import PeftModel
+    from peft.tuners.lora import Linear as LoraLinear
+except ImportError as error:
+    raise ImportError('horst.integrations.peft needs peft: pip install "horst-optim[peft]"') from error
+
+__all__ = ["keep_zeros", "merge_and_unload"]
+
+
+def keep_zeros(model: PeftModel) -> None:
+    """Mask every LoRA update of ``model`` by the zeros of its base weight, from now on.
+
+    Adapters are trained, saved and loaded as before; call this again after loading. Costs one more dense product with
+    the weight in each forward pass. Merge with :func:`merge_and_unload`.
+
+    Args:
+        model: A model with LoRA on linear layers (``nn.Linear``, or the ``Conv1D`` of Hugging Face's GPT-2).
+
+    Example:
+        >>> from peft import LoraConfig, get_peft_model
+        >>> base = nn.Sequential(nn.Linear(4, 2))
+        >>> base[0].weight.data[0, :2] = 0
+        >>> model = get_peft_model(base, LoraConfig(r=1, target_modules=["0"], init_lora_weights=False))
+        >>> keep_zeros(model)
+        >>> merge_and_unload(model)[0].weight[0, :2].tolist()
+        [0.0, 0.0]
+    """
+    layers = _lora_layers(model)
+    pruned = [layer for layer in layers if (layer.get_base_layer().weight == 0).any()]
+    if not pruned:
+        raise ValueError(
+            f"none of the {len(layers)} weights under a LoRA adapter has a zero. Prune the base model before "
+            "get_peft_model, or leave keep_zeros out."
+        )
+    for layer in pruned:
+        if "horst_kept" not in layer._buffers:
+            # a buffer moves with the model; not persistent, so that saved adapters stay peft's own
+            layer.register_buffer("horst_kept", layer.get_base_layer().weight != 0, persistent=False)
+            layer.forward = functools.partial(_forward, layer, layer.forward)
+
+
+@torch.no_grad()
+def merge_and_unload(model: PeftModel) -> nn.Module:
+    """The base model with the adapters added, each masked weight with its zeros as before.
+
+    Example: see :func:`keep_zeros`.
+    """
+    layers = [layer for layer in _lora_layers(model) if hasattr(layer, "horst_kept")]
+    masked = [(layer.get_base_layer(), layer.horst_kept) for layer in layers]
+    if not masked:
+        raise ValueError("no adapter is masked. Call horst.integrations.peft.keep_zeros(model) before training it.")
+    merged: nn.Module = model.merge_and_unload()
+    for base, kept in masked:
+        base.weight.masked_fill_(~kept, 0)
+    return merged
+
+
+def _lora_layers(model: nn.Module) -> list[Any]:
+    """The LoRA layers of a model; one that is not a plain ``B @ A`` beside a linear layer is refused."""
+    layers = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A") and hasattr(m, "get_base_layer")}
+    for name, layer in layers.items():
+        extras = [getattr(layer, key, {}) for key in ("use_dora", "lora_bias", "lora_variant")]
+        if not isinstance(layer, LoraLinear) or any(value for extra in extras for value in extra.values()):
+            raise NotImplementedError(
+                f"{name} ({type(layer).__name__}) is not plain LoRA on a linear layer: only that can be masked. "
+                "Leave it out of target_modules; use_dora, lora_bias and other variants must be off."
+            )
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no LoRA layer. Make it with get_peft_model(base, LoraConfig()).")
+    return list(layers.values())
+
+
+def _forward(layer: Any, original: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The layer's forward pass with each active update masked."""
+    if kwargs.get("adapter_names") is not None:
+        raise NotImplementedError("adapter_names (several adapters in one batch) cannot be masked: use one at a time.")
+    if layer.disable_adapters or layer.merged:
+        return original(x, *args, **kwargs)
+    result: Tensor = layer.base_layer(x)
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A:
+            weight = layer.get_delta_weight(adapter) * layer.horst_kept  # shaped like the base weight
+            if not layer.fan_in_fan_out:
+                weight = weight.T
+            result = result + (layer.lora_dropout[adapter](x.to(weight.dtype)) @ weight).to(result.dtype)
+    return result
