@@ -14,6 +14,7 @@ from typing import Any
 
 from horst.experiments import (
     figure1_diagonal_network,
+    figure1_weight_spread,
     figure2_dichotomy,
     figure3_composition_order,
     figure5_additive_vs_multiplicative,
@@ -205,9 +206,10 @@ RECIPES: dict[str, Recipe] = {
         run=table6_gpt2_one_shot.run,
         scales={"paper": table6_gpt2_one_shot.Config, "gpu": table6_gpu, "cpu": table6_cpu},
     ),
-    "figure1": _toy(figure1_diagonal_network),
+    "figure1_left": _toy(figure1_weight_spread),
+    "figure1_right": _toy(figure1_diagonal_network),
     "figure2": _toy(figure2_dichotomy),
-    "figure3": _toy(figure3_composition_order),
+    "figure3_right": _toy(figure3_composition_order),
     "figure5": _toy(figure5_additive_vs_multiplicative),
     "figure6": _toy(figure6_mirror_maps),
     "figure7": _toy(figure7_loss_curves),

@@ -12,12 +12,21 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from horst.experiments.result import Result
 from horst.extras import load_extra
 from horst.report.tables import markdown, number, origin, rewrite_blocks
+from horst.report.transformer_figures import quality_against_sparsity, weight_distributions
+from horst.report.transformer_tables import one_shot_table, paper_acdc_table, speed_table
 
-PAGES = ("README.md", "docs/benchmarks/optimizer_step_h200_202611.md", "docs/sparse_training.md")
+PAGES = (
+    "README.md",
+    "docs/benchmarks/optimizer_step_h200_202611.md",
+    "docs/sparse_training.md",
+    "docs/pruning.md",
+    "docs/reproducing.md",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,8 +153,38 @@ def mask_overhead_table(results: Sequence[Result]) -> str:
     return markdown(["DeiT-small, batch 1024", "ms a step", "overhead"], lines)
 
 
+def pruning_speed_table(results: Sequence[Result]) -> str:
+    """A line a method: seconds with the model on the host or on the device, and the device's peak memory."""
+    lines = [
+        [row["what"], row["model_on"], number(row["seconds"], ".2f"), f"{row['peak_bytes'] / 2**20:,.0f}"]
+        for row in results[0].rows
+    ]
+    return markdown(["GPT-2 small, 128 x 512 tokens", "model on the", "seconds", "peak MiB on the device"], lines)
+
+
+def spread_table(results: Sequence[Result]) -> str:
+    """A line a model: how its standardised weights are spread."""
+    lines = [
+        [row["model"], f"{row['weights']:,}", number(row["kurtosis"], ".1f"), number(row["near_zero"], ".2%")]
+        for row in results[0].rows
+    ]
+    return markdown(["model", "weights", "kurtosis", "within 0.1 deviations of zero"], lines)
+
+
+def language_figure(results: Sequence[Result]) -> Any:
+    """Figure 8: the weights of GPT-2's blocks."""
+    return weight_distributions(results[0].curves["histograms"], "Weights of GPT-2's blocks")
+
+
+def spread_figure(results: Sequence[Result]) -> Any:
+    """Figure 1 (left): the weights of pretrained models."""
+    return weight_distributions(results[0].curves["histograms"], "Weights of pretrained models")
+
+
 _GPU_STEP = ("benchmarks/results/optimizer_step_h200.json",)
 _SPARSITY = ("benchmarks/results/sparsity_h200.json",)
+_TABLE6 = ("results/transformers/table6_gpt2_wikipedia.json",)
+_FIGURE1 = ("results/transformers/figure1_weight_spread.json",)
 # Marker on a page -> result files and the function that writes its table.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "optimizer_step_gpu": (_GPU_STEP, gpu_step_table),
@@ -154,8 +193,21 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "acdc_cifar10": (("results/sparsity/acdc_cifar10.json", "results/sparsity/acdc_cifar10_alpha20.json"), cifar_table),
     "acdc_digits": (("results/sparsity/acdc_digits.json",), digits_table),
     "quickstart": (("results/quickstart.json",), quickstart_table),
+    "table6": (_TABLE6, one_shot_table),
+    "table6_speed": (_TABLE6, speed_table),
+    "paper_acdc": ((), paper_acdc_table),
+    "figure1_left": (_FIGURE1, spread_table),
+    "pruning_speed": (("benchmarks/results/pruning_h200.json",), pruning_speed_table),
     "selection": (_SPARSITY, selection_table),
     "mask_overhead": (_SPARSITY, mask_overhead_table),
+}
+
+
+# Figure file -> result files and the function that draws it.
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = {
+    "docs/figures/figure1_weight_spread.png": (_FIGURE1, spread_figure),
+    "docs/figures/figure4_gpt2_one_shot.png": (_TABLE6, quality_against_sparsity),
+    "docs/figures/figure8_gpt2_weights.png": (_TABLE6, language_figure),
 }
 
 
@@ -171,8 +223,11 @@ def rewrite_page(page: str, root: pathlib.Path) -> str:
 
 
 def build(config: Config) -> list[pathlib.Path]:
-    """Rewrite the pages; the files written."""
+    """Draw the figures and rewrite the pages; the files written."""
     written = []
+    for figure, (files, draw) in FIGURES.items():
+        written.append(config.root / figure)
+        draw([Result.load(config.root / file) for file in files]).savefig(written[-1], metadata={"Software": None})
     for page in PAGES:
         path = config.root / page
         path.write_text(rewrite_page(path.read_text(), config.root))
