@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: install quickstart test test-slow test-gpu lint types check bench-cpu clean
+.PHONY: install quickstart test test-slow test-gpu lint types docs check bench-cpu clean
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
@@ -25,7 +25,7 @@ test-slow: install  ## the tests that take minutes each
 	$(TEST_ENV) $(BIN)/python -m pytest -m slow -q
 
 test-gpu: install  ## the same kernel tests on a CUDA device
-	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers -q
+	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers tests/models tests/data tests/pruning tests/export tests/training -q
 
 lint: install
 	$(BIN)/ruff check .
@@ -34,7 +34,10 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-check: lint types test
+docs: install  ## the site, in site/; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint types docs test
 
 bench-cpu: install  ## time a step on this machine's CPU, side by side with torch's AdamW
 	$(BIN)/python benchmarks/bench_optimizer_step.py --device cpu

@@ -6,8 +6,8 @@
 Weights are random: the time does not depend on what they are. On a GPU, the model lives on the host first, with one
 block at a time on the device, then on the device. SparseGPT and Wanda prune once, at 50 %; magnitude goes through all
 levels from 10 to 90 % by the paper's rule, without evaluation. Before a time is printed the counts are checked, and
-that the first layer's output is nearer to the dense one after SparseGPT than after magnitude. Each time is the second of
-two runs, so that no library is being loaded; peaks are of the device's memory. Rows go to a JSON file with device,
+that the first layer's output is nearer to the dense one after SparseGPT than after magnitude. Each time is the second
+of two runs, so that no library is being loaded; peaks are of the device's memory. Rows go to a JSON file with device,
 versions and commit.
 """
 

@@ -11,7 +11,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text())], ids=lambda p: p.name)
-def test_code_on_the_page_runs(page, capsys):
+def test_code_on_the_page_runs(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__page__"}
     text = page.read_text()
     for block in BLOCK.finditer(text):

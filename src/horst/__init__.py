@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from horst import operators, sparsity
+    from horst import export, operators, pruning, sparsity, training
     from horst.optimizers.compose import compose
     from horst.optimizers.composed import Composed
     from horst.optimizers.ham import HAM
@@ -15,7 +15,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["HAM", "HORST", "Composed", "compose", "operators", "param_groups", "sparsity"]
+__all__ = [
+    "HAM",
+    "HORST",
+    "Composed",
+    "compose",
+    "export",
+    "operators",
+    "param_groups",
+    "pruning",
+    "sparsity",
+    "training",
+]
 
 # Where each name lives. They are loaded on use, so that `horst --help` does not wait for torch.
 _HOMES = {

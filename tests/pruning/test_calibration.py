@@ -175,13 +175,14 @@ def test_a_model_on_the_host_is_pruned_on_a_gpu(name, method):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_there_is_room_for_one_block_only():
-    model = small_gpt2(width=512, layers=8, heads=8)
+def test_on_a_gpu_there_is_never_more_than_one_block():
+    model = small_gpt2(width=1024, layers=16, heads=8)
     size = sum(p.nbytes for p in model.transformer.h[0].parameters())
     torch.cuda.reset_peak_memory_stats()
     start = torch.cuda.memory_allocated()
     prune(model, 0.5, method="wanda", data=tokens(), device="cuda")
-    assert torch.cuda.max_memory_allocated() - start < 4 * size  # the scores and the order of one matrix beside it
+    # Beside the block: scores, keys and order of its largest matrix, and the libraries' work space.
+    assert torch.cuda.max_memory_allocated() - start < 6 * size
 
 
 class InPlace(nn.Module):
@@ -258,6 +259,33 @@ def test_blocks_that_are_no_chain_are_calibrated_in_runs_of_the_whole_model(rule
     assert "blocks.* is not a chain of blocks" in caplog.text
     for name, X in expected.items():
         assert_close(found[name].norms(), X.square().mean(0).sqrt())
+
+
+def test_one_sample_shows_whether_a_block_is_called_again():
+    """A head's outputs for whole batches may be larger than the model: only one sample goes as far."""
+    model, batches = bert()
+    sizes = []
+    model.pooler.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    gathered(model, batches, chosen(model))
+    assert sizes == [1]
+
+
+class Pairwise(nn.Module):
+    """Needs an even number of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.chained = Chained(in_turn)
+
+    def forward(self, x, size):
+        assert len(x) == size
+        return self.chained(x.view(2, -1, 6).flatten(0, 1))
+
+
+def test_a_batch_that_cannot_be_cut_is_run_whole():
+    model, data = Pairwise(), [(torch.randn(4, 6), 4)]
+    found = gathered(model, data, chosen(model))
+    assert all(statistic.rows == 4 for statistic in found.values())
 
 
 def test_a_layer_that_is_never_reached_is_an_error_that_names_it():
@@ -358,8 +386,9 @@ def test_blocks_before_the_first_target_run_and_those_after_the_last_do_not():
         block.register_forward_hook(lambda *_, k=k: calls.append(k))
     layers = [layer for layer in chosen(model) if ".h.1." in layer.name]
     gathered(model, tokens(batches=1), layers, sequential=True)
-    # All are called once, to learn how (only 0 runs); then 0 runs, and 1.
-    assert calls == [0, 1, 2, 3, 0, 1]
+    # One sample to see that none is called again; to learn how they are called, up to the last; then 0 runs, and 1.
+    # (The hook of the last one is not reached the second time.) Of the first two rounds, only 0 really runs.
+    assert calls == [0, 1, 2, 3, 0, 1, 2, 0, 1]
 
 
 def test_a_compiled_model_is_calibrated_uncompiled():

@@ -327,6 +327,14 @@ def test_a_failing_cholesky_raises_the_damping_and_says_so(caplog):
     assert_close(U.t() @ U @ (H + 10.0 * torch.eye(3)), torch.eye(3))
 
 
+def test_no_damping_where_some_is_needed_becomes_some(caplog):
+    X = inputs(3, 8)  # rank 3
+    with caplog.at_level(logging.WARNING):
+        _, added = inverse_factor(statistic(Hessian, X).matrix, damping=0.0)
+    assert "damping raised to 0.01" in caplog.text
+    assert added > 0.0
+
+
 def test_a_matrix_that_no_damping_mends_is_refused():
     H = torch.full((3, 3), 1e5).fill_diagonal_(1.0)
     with pytest.raises(
@@ -342,12 +350,13 @@ def test_too_few_samples_are_damped_not_fatal(caplog):
     assert caplog.records == []
 
 
+@pytest.mark.parametrize("method", [Wanda(), SparseGPT()], ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_inputs_that_are_not_finite_are_refused(bad):
+def test_inputs_that_are_not_finite_are_refused(bad, method):
     X = inputs(10, 4)
     X[3, 2] = bad
     with pytest.raises(ValueError, match=r"calibration inputs of fc\.weight hold NaN or infinity"):
-        prepared(SparseGPT(), matrix(2, 4), X)
+        prepared(method, matrix(2, 4), X)
 
 
 @pytest.mark.parametrize(("field", "value"), [("damping", -0.1), ("damping", math.nan), ("block", 0)])

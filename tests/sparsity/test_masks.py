@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from horst.sparsity import NM, Block, magnitude_mask
 from horst.sparsity.masks import mask_hash, pack, parse_pattern, unpack
-from horst.sparsity.sharding import Shard
+from horst.sparsity.sharding import Shard, as_shard_of, part_of
 
 
 @pytest.mark.parametrize(
@@ -133,3 +133,11 @@ def test_groups_and_blocks_may_not_cross_the_cut_between_ranks():
     NM(2, 4).check_shard("fc", Shard((8, 12), dim=0, offset=0, length=3, group=None), input_dim=1)
     with pytest.raises(ValueError, match="do not fit this rank's shard, 3 of 6 slices"):
         Block(2, 2).units(Shard((6, 4), dim=0, offset=0, length=3, group=None))
+
+
+def test_a_whole_tensor_is_its_own_part_and_another_shape_is_refused():
+    weight, saved = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    assert as_shard_of(weight, saved) is saved
+    assert torch.equal(part_of(weight, saved), saved)
+    with pytest.raises(ValueError, match=r"a saved tensor has shape \(3, 2\), here it is \(2, 3\)"):
+        part_of(weight, saved.T)

@@ -8,6 +8,7 @@ seconds or minutes on a laptop.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,27 @@ def table6_cpu() -> table6_gpt2_one_shot.Config:
         ),
         sparsities=(0.5, 0.7),
         setting="a GPT of 4 blocks of width 64 on bytes",
+    )
+
+
+def one_shot_methods_cpu() -> table6_gpt2_one_shot.Config:
+    """Magnitude, Wanda and SparseGPT on a GPT of four blocks on bytes, AdamW against HORST."""
+    return dataclasses.replace(
+        table6_cpu(),
+        run=dataclasses.replace(table6_cpu().run, optimization=Optimization(lr=4e-3, betas=(0.9, 0.95)), steps=700),
+        optimizers=("adamw", "horst"),
+        sparsities=(0.5, 0.6, 0.7, 0.8),
+        methods=("magnitude", "wanda", "sparsegpt"),
+        prune_layers="blocks",
+        seeds=(0, 1),
+        directory=pathlib.Path("runs/one_shot_methods"),
+    )
+
+
+def one_shot_methods_gpu() -> table6_gpt2_one_shot.Config:
+    """The models of Table 6 at one GPU's scale, pruned by all three methods."""
+    return dataclasses.replace(
+        table6_gpu(), methods=("magnitude", "wanda", "sparsegpt"), directory=pathlib.Path("runs/one_shot_methods")
     )
 
 
@@ -208,6 +230,11 @@ RECIPES: dict[str, Recipe] = {
         about="Table 6 and Figures 4 and 8: GPT-2 pruned in one shot",
         run=table6_gpt2_one_shot.run,
         scales={"paper": table6_gpt2_one_shot.Config, "gpu": table6_gpu, "cpu": table6_cpu},
+    ),
+    "one_shot_methods": Recipe(
+        about="Beyond the paper: the models of Table 6 pruned by magnitude, Wanda and SparseGPT",
+        run=functools.partial(table6_gpt2_one_shot.run, name="one_shot_methods"),
+        scales={"gpu": one_shot_methods_gpu, "cpu": one_shot_methods_cpu},
     ),
     "figure1_left": _toy(figure1_weight_spread),
     "figure1_right": _toy(figure1_diagonal_network),

@@ -8,9 +8,13 @@ weights; rows have both.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
+from torch import Tensor
+
+from horst.data.token_batches import TokenBatches
 from horst.experiments.contenders import Name
 from horst.experiments.language_model import LanguageConfig, evaluate_language_model, train_language_model
 from horst.experiments.outcomes import once
@@ -21,6 +25,7 @@ from horst.sparsity import find_layers
 from horst.training import World, processes
 
 NAME = "table6_gpt2_one_shot"
+CALIBRATION_SEED = 90_000  # far from the seeds of the training order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,9 @@ class Config:
         run: How the models are trained.
         optimizers: The contenders.
         sparsities: Of the pruned tensors; the dense model is always there.
+        methods: How to prune. The paper has magnitude; its outlook names SparseGPT.
+        prune_layers: What is pruned: the paper's choice, or all blocks.
+        calibration_samples: Training sequences that Wanda and SparseGPT look at.
         seeds: Of weights and data order. The paper has one.
         directory: Where checkpoints and metrics go; a table that was interrupted goes on from there.
         setting: What is trained on what, in words, and how it differs from the paper.
@@ -39,15 +47,18 @@ class Config:
     run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
     optimizers: tuple[Name, ...] = ("adamw", "ham", "horst")
     sparsities: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    methods: tuple[Literal["magnitude", "wanda", "sparsegpt"], ...] = ("magnitude",)
+    prune_layers: Literal["paper", "blocks"] = "paper"
+    calibration_samples: int = 128
     seeds: tuple[int, ...] = (0,)
     directory: pathlib.Path = pathlib.Path("runs/table6")
     setting: str = "as in the paper"
 
 
-def run(config: Config) -> Result:
+def run(config: Config, name: str = NAME) -> Result:
     """Train, prune, evaluate; rows by optimizer, seed and sparsity."""
     with processes() as world:
-        return timed(NAME, config, lambda: _body(config, world), str(world.device))
+        return timed(name, config, lambda: _body(config, world), str(world.device))
 
 
 def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
@@ -76,13 +87,19 @@ def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[st
 
     def compute() -> dict[str, Any]:
         model, trained = train_language_model(config.run, optimizer, seed, directory, world)
-        levels = sweep(
-            model,
-            config.sparsities,
-            evaluate=lambda model: evaluate_language_model(model, config.run, world),
-            method="magnitude",
-            layers="paper",
-        )
+        calibration = _calibration(config, seed, world) if {"wanda", "sparsegpt"} & {*config.methods} else None
+        levels: list[dict[str, Any]] = []
+        for method in config.methods:
+            found = sweep(
+                model,
+                config.sparsities,
+                evaluate=lambda model: evaluate_language_model(model, config.run, world),
+                method=method,
+                data=calibration,
+                layers=config.prune_layers,
+                samples=config.calibration_samples,
+            )
+            levels += found if not levels else found[1:]  # the dense model comes first, once
         return {
             "rows": [{**about, **level} for level in levels],
             "training": {
@@ -94,8 +111,24 @@ def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[st
             "histogram": weight_histogram(layer.param for layer in find_layers(model, "blocks")),
         }
 
-    settings = {"run": dataclasses.asdict(config.run), "levels": config.sparsities}
+    settings = {
+        "run": dataclasses.asdict(config.run),
+        "pruning": [config.sparsities, config.methods, config.prune_layers, config.calibration_samples],
+    }
     return once(directory / "outcome.json", settings, compute)
+
+
+def _calibration(config: Config, seed: int, world: World) -> list[Tensor]:
+    """Training sequences, the same on every rank, so that every rank prunes alike."""
+    source = TokenBatches(
+        config.run.data / "train.bin",
+        batch_size=min(16, config.calibration_samples),
+        context=config.run.model.context,
+        seed=CALIBRATION_SEED + seed,
+        device=world.device,
+    )
+    count = -(-config.calibration_samples // source.batch_size)
+    return [tokens for tokens, _ in itertools.islice(source.batches(0), count)]
 
 
 if __name__ == "__main__":

@@ -48,11 +48,27 @@ class Chain:
     def catch(self, model: nn.Module, batches: Sequence[Batch], done: Sequence[Chain]) -> None:
         """Run the model on each batch, with the chains that are ``done`` replaced by what they returned."""
         with self.on_device(next(iter(self.blocks))):
+            with replayed(done, 0):
+                try:  # of one sample, since a head's outputs for a whole batch may be larger than the model
+                    self._calls(model, _first_sample(batches[0]), to_the_end=True)
+                except Exception:  # a batch that cannot be cut so
+                    self._calls(model, batches[0], to_the_end=True)
             for i, batch in enumerate(batches):
                 with replayed(done, i):
-                    self._catch(model, batch)
+                    calls, tail = self._calls(model, batch, to_the_end=False)
+                seen: dict[int, Tensor] = {}  # most arguments are the same tensors for all blocks
+                self.hidden.append(move(calls[0].entries[self.place], _HOST))
+                self.tails.append(move(tail, _HOST, seen))
+                for call in calls:
+                    call.entries[self.place] = None
+                    call.entries = move(call.entries, _HOST, seen)
+                self.calls.append(calls)
 
-    def _catch(self, model: nn.Module, batch: Batch) -> None:
+    def _calls(self, model: nn.Module, batch: Batch, to_the_end: bool) -> tuple[list[_Call], tuple[Any, ...] | None]:
+        """How each block is called, and what the first returns after the hidden state.
+
+        Up to the last block, or to the end of the model, to see that no block is called again.
+        """
         calls: list[_Call] = []
         handed_on: list[Tensor] = []
         tail: tuple[Any, ...] | None = None
@@ -79,8 +95,7 @@ class Chain:
                 else:
                     out = given.view_as(given)  # a tensor of its own, so that the next block is seen to get this one
                 handed_on.append(out)
-                # The first batch runs on to the end, to see that no block is called again.
-                if k + 1 == len(self.blocks) and self.calls:
+                if k + 1 == len(self.blocks) and not to_the_end:
                     raise _Done
                 return _join(out, tail)
 
@@ -90,13 +105,7 @@ class Chain:
             run_model(model, batch)
         if len(calls) != len(self.blocks):
             raise NotAChain(f"{len(calls)} of {len(self.blocks)} blocks are called")
-        seen: dict[int, Tensor] = {}  # most arguments are the same tensors for all blocks
-        self.hidden.append(move(calls[0].entries[self.place], _HOST))
-        self.tails.append(move(tail, _HOST, seen))
-        for call in calls:
-            call.entries[self.place] = None
-            call.entries = move(call.entries, _HOST, seen)
-        self.calls.append(calls)
+        return calls, tail
 
     @contextlib.contextmanager
     def on_device(self, name: str) -> Iterator[None]:
@@ -178,6 +187,16 @@ def run_model(model: nn.Module, batch: Batch) -> None:
         model(**move(dict(batch), home_of(model)))
     else:
         model(*move([batch] if isinstance(batch, Tensor) else list(batch), home_of(model)))
+
+
+def _first_sample(batch: Batch) -> Batch:
+    """A batch of one, where all that has as many rows as the first tensor is cut."""
+    values = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(values, Tensor):
+        return values[:1]
+    size = next(len(value) for value in values if isinstance(value, Tensor) and value.dim())
+    cut = [value[:1] if isinstance(value, Tensor) and value.dim() and len(value) == size else value for value in values]
+    return dict(zip(batch, cut, strict=True)) if isinstance(batch, Mapping) else cut
 
 
 def home_of(module: nn.Module) -> torch.device:

@@ -40,6 +40,14 @@ class Statistic(abc.ABC):
     def norms(self) -> Tensor:
         """Root mean square of each column."""
 
+    def check(self, name: str) -> None:
+        """Refuse inputs of the layer ``name`` that were not finite."""
+        if not bool(self.norms().isfinite().all()):
+            raise ValueError(
+                f"the calibration inputs of {name} hold NaN or infinity. Look at the data, and whether the model "
+                "overflows in its dtype."
+            )
+
 
 class Method(abc.ABC):
     """A way to prune one matrix ``W`` (out x in), given what was seen of its inputs.

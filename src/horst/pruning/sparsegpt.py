@@ -60,7 +60,8 @@ class Hessian(Statistic):
 def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer") -> tuple[Tensor, float]:
     """The upper triangular U with ``U.T @ U`` the inverse of ``H`` plus ``damping`` times its mean diagonal.
 
-    Where that is not positive definite in float32, the damping is multiplied by 10, with a warning, up to four times.
+    Where that is not positive definite in float32, the damping is multiplied by 10 (from 0, it becomes
+    0.01), with a warning, up to four times.
 
     Args:
         H: Symmetric, positive semidefinite. A zero on its diagonal is an input that never fired: it is left out of the
@@ -78,16 +79,11 @@ def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer")
     """
     diagonal = H.diagonal()
     dead = diagonal == 0
-    if not bool(diagonal.isfinite().all()):
-        raise ValueError(
-            f"the calibration inputs of {name} hold NaN or infinity. Look at the data, and whether the model overflows "
-            "in its dtype."
-        )
     mean = float(diagonal[~dead].mean()) if not bool(dead.all()) else 1.0
     share = damping
     for tried in range(_TRIES):
         if tried:
-            share *= 10.0
+            share = 10.0 * share or 0.01
             logger.warning("%s: H is not positive definite in float32; damping raised to %g.", name, share)
         reversed_order = H.flip(0, 1)
         reversed_order.diagonal().add_(share * mean + mean * dead.flip(0))
@@ -99,7 +95,7 @@ def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer")
                 return U, share * mean
     raise ValueError(
         f"H of {name} is not positive definite even with damping {share:g} (it began with {damping:g}). Give more "
-        "calibration data, a damping above 0, or exclude this layer."
+        "calibration data, or exclude this layer."
     )
 
 
@@ -136,7 +132,7 @@ def compensate(
     block = max(block // group, 1) * group  # no group lies across two blocks
     live = (~dead).cumsum(0).tolist()  # live columns up to and with each
     budget = max(count - (columns - live[-1]) * rows, 0)
-    total = torch.zeros((), dtype=torch.float64 if W.device.type != "mps" else torch.float32, device=W.device)
+    total = W.new_zeros(())
     done = 0
     for start in range(0, columns, block):
         end = min(start + block, columns)
@@ -199,6 +195,7 @@ class SparseGPT(Method):
     def prepare(self, W: Tensor, statistic: Statistic | None, name: str) -> Prepared:
         """The factor of the inverse of H, what was added to its diagonal, and the energy of the dense output."""
         assert isinstance(statistic, Hessian)
+        statistic.check(name)
         H = statistic.matrix
         dead = H.diagonal() == 0
         if bool(dead.any()):

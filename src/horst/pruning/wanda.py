@@ -75,6 +75,7 @@ class Wanda(Method):
     def prepare(self, W: Tensor, statistic: Statistic | None, name: str) -> Prepared:
         """The norms of the inputs."""
         assert statistic is not None
+        statistic.check(name)
         return {"norms": statistic.norms()}
 
     def prune(self, W: Tensor, prepared: Prepared, pattern: Block | NM, count: int) -> None:

@@ -18,7 +18,7 @@ from horst.experiments.result import Result
 from horst.extras import load_extra
 from horst.report.tables import markdown, number, origin, rewrite_blocks
 from horst.report.transformer_figures import quality_against_sparsity, weight_distributions
-from horst.report.transformer_tables import one_shot_table, paper_acdc_table, speed_table
+from horst.report.transformer_tables import methods_table, one_shot_table, paper_acdc_table, speed_table
 
 PAGES = (
     "README.md",
@@ -195,6 +195,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "quickstart": (("results/quickstart.json",), quickstart_table),
     "table6": (_TABLE6, one_shot_table),
     "table6_speed": (_TABLE6, speed_table),
+    "one_shot_methods": (("results/transformers/one_shot_methods_cpu.json",), methods_table),
     "paper_acdc": ((), paper_acdc_table),
     "figure1_left": (_FIGURE1, spread_table),
     "pruning_speed": (("benchmarks/results/pruning_h200.json",), pruning_speed_table),

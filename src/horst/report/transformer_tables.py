@@ -54,6 +54,23 @@ def one_shot_table(results: Sequence[Result]) -> str:
     return markdown(["perplexity", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
 
 
+def methods_table(results: Sequence[Result]) -> str:
+    """Perplexity by optimizer, pruning method and sparsity."""
+    rows = [row for result in results for row in result.rows]
+    levels = sorted({row["sparsity"] for row in rows if row["sparsity"]})
+    lines = []
+    for name in dict.fromkeys(contender(row) for row in rows):
+        own = [row for row in rows if contender(row) == name]
+        dense = spread([row["perplexity"] for row in own if not row["sparsity"]], ".2f")
+        for method in dict.fromkeys(row["method"] for row in own if row["sparsity"]):
+            cells = [
+                spread([r["perplexity"] for r in own if (r["method"], r["sparsity"]) == (method, level)], ".2f")
+                for level in levels
+            ]
+            lines.append([name, method, dense, *cells])
+    return markdown(["trained by", "pruned by", "dense", *(f"{level:.0%}" for level in levels)], lines)
+
+
 def acdc_table(results: Sequence[Result]) -> str:
     """Tables 1, 3 and 4: accuracy by optimizer and sparsity."""
     rows = [row for result in results for row in result.rows]
