@@ -12,7 +12,8 @@ CONFIG = dataclasses.replace(toy_runs.CONFIG, keep_checkpoints=9, accumulate=2)
 def copy_run(source: Path, step: int, target: Path) -> None:
     """A run as it would be if it had ended after ``step``; its metrics are longer, as after a kill."""
     shutil.copytree(source, target)
-    (target / "final.pt").unlink(missing_ok=True)
+    for left in (target / "final.pt", *target.glob("error*.json")):
+        left.unlink(missing_ok=True)
     for path in (target / "checkpoints").iterdir():
         if int(path.name.removeprefix("step-")) > step:
             shutil.rmtree(path)

@@ -1,10 +1,10 @@
 """Runs that are killed with SIGKILL and resumed until they are done, for test_resume.py.
 
-    python kill_worker.py FOLDER
+    python kill_worker.py FOLDER SEED...
 
 Each attempt is a fork of this process, which has torch loaded and has computed nothing. It kills itself: after a
 number of executed lines drawn at random, in the loop or in the code that writes checkpoints, or at a moment of choice.
-FOLDER gets a folder for each case, with ``final.pt``, and ``report.json``.
+FOLDER gets a folder for each case, with ``final.pt``, and ``report.json``. SEEDs draw the random numbers.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from toy_runs import toy_run
 
 from horst.training.metrics import MetricsLog
 
-TRACED = ("horst/training/", "torch/distributed/checkpoint/filesystem.py")
+TRACED = ("horst/training/", "torch/distributed/checkpoint/filesystem.py", "/shutil.py")
 
 
 def die() -> None:
@@ -156,7 +156,7 @@ def main() -> None:
         assert attempt(root / f"moment{number}")
         report[f"moment{number}"] = {"name": name, "kills": int(killed)}
     lines = lines_of_a_run(root / "counted")
-    for seed in range(3):
+    for seed in sys.argv[2:]:
         chance, kills = random.Random(seed), 0
         while not attempt(root / f"random{seed}", functools.partial(after_lines, chance.randrange(1, 2 * lines // 3))):
             kills += 1

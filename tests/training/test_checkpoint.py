@@ -13,7 +13,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import FileSystem
 from toy_runs import CONFIG, Toy, equal, read_metrics, toy_run
@@ -28,6 +28,7 @@ names = st.text("abcxyz.0_ ", min_size=1, max_size=6)
 leaves = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5)
 
 
+@settings(max_examples=40)
 @given(
     plain=st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3)),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.uint8, torch.int64]),
@@ -62,12 +63,13 @@ def test_every_generator_goes_on_where_it_was():
 
 def test_the_newest_are_kept_and_leftovers_of_killed_processes_go(tmp_path):
     (tmp_path / ".step-00000001.tmp").mkdir()
-    (tmp_path / "step-00000007").mkdir()  # without its index: not complete
+    (tmp_path / "step-00000007").mkdir()  # without its index: not complete, its deletion was broken off
+    (tmp_path / "step-by-step").mkdir()  # the user's
     assert checkpoint.latest(tmp_path) is None
     for step in (1, 2, 10, 100_000_000):
         checkpoint.save(tmp_path, step, {"x": torch.zeros(1)}, fingerprint={}, keep=2)
     found = sorted(p.name for p in tmp_path.iterdir())
-    assert found == ["step-00000007", "step-00000010", "step-100000000"]
+    assert found == ["step-00000010", "step-100000000", "step-by-step"]
     assert checkpoint.latest(tmp_path) == tmp_path / "step-100000000"
     assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-00000010", "step-100000000"]
 

@@ -324,6 +324,15 @@ def test_bad_settings_are_refused(options, message):
         LoopConfig(**{"steps": 3, **options})
 
 
+def test_batches_that_end_are_an_error(tmp_path):
+    class Ending(ToyData):
+        def batches(self, start):
+            return itertools.islice(super().batches(start), 3)
+
+    with pytest.raises(ValueError, match="the training batches ended after step 3 of 12"):
+        run(PLAIN, tmp_path, train=Ending())
+
+
 def test_a_decay_outside_its_range_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"ema_decay must lie in \[0, 1\), got 1.0"):
         run(dataclasses.replace(PLAIN, ema_decay=1.0), tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_runs import CONFIG, ToyData, equal, read_metrics, toy_run
+from toy_runs import CONFIG, equal, read_metrics, signal_at, toy_run
 
 from horst.training import Interrupted
 from horst.training.interruption import StopRequest
@@ -19,8 +19,9 @@ from horst.training.interruption import StopRequest
 HERE = Path(__file__).parent
 
 
-def test_a_run_killed_at_any_moment_and_resumed_equals_the_uninterrupted_run(tmp_path):
-    command = [sys.executable, str(HERE / "kill_worker.py"), str(tmp_path)]
+@pytest.mark.parametrize("seeds", ["2", pytest.param("0 1 3 4 5 6 7 8", marks=pytest.mark.slow)])
+def test_a_run_killed_at_any_moment_and_resumed_equals_the_uninterrupted_run(seeds, tmp_path):
+    command = [sys.executable, str(HERE / "kill_worker.py"), str(tmp_path), *seeds.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
@@ -33,7 +34,7 @@ def test_a_run_killed_at_any_moment_and_resumed_equals_the_uninterrupted_run(tmp
         left = sorted(p.name for p in (tmp_path / case / "checkpoints").glob("step-*"))
         assert left[-1] == "step-00000030"
     assert all(entry["kills"] == 1 for case, entry in report.items() if case.startswith("moment")), report
-    assert sum(entry["kills"] for case, entry in report.items() if case.startswith("random")) >= 9, report
+    assert sum(entry["kills"] for case, entry in report.items() if case.startswith("random")) >= 3, report
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +42,6 @@ def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
     weights, _ = toy_run(folder)
     return weights, read_metrics(folder)
-
-
-def signal_at(steps, number):
-    """Batches that come with a signal to this process."""
-
-    class Signalling(ToyData):
-        def batches(self, start):
-            for step, batch in enumerate(super().batches(start), start + 1):
-                if step in steps:
-                    steps.remove(step)
-                    os.kill(os.getpid(), number)
-                yield batch
-
-    return Signalling
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -134,8 +121,10 @@ def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
         assert stop.signal == signal.SIGINT
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "horst"])
-@pytest.mark.parametrize("method", [None, "acdc-values", "rigl", "srste", "imp"])
+@pytest.mark.parametrize(
+    ("optimizer", "method"),
+    [("adamw", None), ("adamw", "rigl"), ("adamw", "imp"), ("horst", "acdc-values"), ("horst", "srste")],
+)
 def test_every_kind_of_run_resumes_bit_for_bit(optimizer, method, tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, steps=26, checkpoint_every=None)
     weights, _ = toy_run(tmp_path / "whole", config, optimizer=optimizer, method=method)

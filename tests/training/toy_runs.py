@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -103,7 +104,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def toy_task(model: nn.Module, rank: int = 0, world: int = 1, **options: Any) -> Task:
     def evaluate(model: nn.Module) -> dict[str, float]:
-        x, y = next(ToyData(16, rank, world).batches(10_000_000))
+        x, y = (t.to(model.seen.device) for t in next(ToyData(16, rank, world).batches(10_000_000)))
         squares = (model(x) - y).square().sum()
         return {"error": float(sum_over_ranks(squares)) / (16 * 4)}
 
@@ -154,10 +155,11 @@ def toy_run(
     dropout: float = 0.1,
     kind: Literal["ddp", "fsdp"] = "ddp",
     text: bool = False,
+    device: str = "cpu",
 ) -> tuple[dict[str, Tensor], TrainResult]:
     """Train, alone or with the other processes there are; the final weights, whole, and the result."""
     torch.manual_seed(3)
-    model = parallelize(ToyLM() if text else Toy(dropout), kind, "cpu")
+    model = parallelize(ToyLM() if text else Toy(dropout), kind, device)
     opt = make_optimizer(optimizer, model.parameters())
     sparsifier = make_sparsifier(method, model, opt)
     task = (text_task if text else toy_task)(model, rank(), world_size())
@@ -174,6 +176,20 @@ def toy_run(
 
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def signal_at(steps: set[int], number: int) -> type[ToyData]:
+    """Batches that come with a signal to this process; each step's is sent once."""
+
+    class Signalling(ToyData):
+        def batches(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+            for step, batch in enumerate(super().batches(start), start + 1):
+                if step in steps:
+                    steps.remove(step)
+                    os.kill(os.getpid(), number)
+                yield batch
+
+    return Signalling
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:

@@ -105,8 +105,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(message) from error
     if rank() == 0:
-        for old in complete(directory)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        _delete_all_before(complete(directory)[-keep:][0])
     return final
 
 
@@ -141,6 +140,8 @@ def load(
         logger.info("%s was written by torch %s, this is %s.", path.name, index["torch"], torch.__version__)
     try:
         tensors = read_tensors(path, like or {})
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be read: {error}.") from error
     except Exception as error:  # whatever torch makes of damaged files
         raise _corrupt(path, f"{type(error).__name__}: {error}") from error
     state: dict[str, Any] = _join(index["state"], tensors)
@@ -222,6 +223,14 @@ def _publish(temporary: pathlib.Path, final: pathlib.Path, index: dict[str, Any]
     _flush(temporary)
     os.rename(temporary, final)
     _flush(final.parent)
+
+
+def _delete_all_before(oldest: pathlib.Path) -> None:
+    """Delete the checkpoints before ``oldest``, and what is left of some whose deletion was broken off."""
+    for path in oldest.parent.glob("step-*"):
+        if _NAME.fullmatch(path.name) and _step_of(path) < _step_of(oldest):
+            (path / _INDEX).unlink(missing_ok=True)  # first: without it the folder is no checkpoint any more
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _flush(path: pathlib.Path) -> None:

@@ -101,6 +101,8 @@ def train(
                 run.save()
             if run.step == config.steps:
                 return run.result()
-            run.train_step(*next(batches))
+            if (batch := next(batches, None)) is None:
+                raise ValueError(f"the training batches ended after step {run.step} of {config.steps}; they must not.")
+            run.train_step(*batch)
             if run.step % config.log_every == 0 or run.step == config.steps:
                 run.log()

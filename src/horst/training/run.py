@@ -110,7 +110,7 @@ class Run:
                     step=self.step,
                     tensorboard=self.config.tensorboard,
                     wandb=self.config.wandb,
-                    config=self.fingerprint,
+                    config={key: value for key, value in self.fingerprint.items() if key != "model"},
                 )
             )
         bar = ProgressBar(self.config.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
