@@ -16,6 +16,7 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.extras import load_extra
+from horst.report.quickstart_tables import language_table, vision_table
 from horst.report.tables import markdown, number, origin, rewrite_blocks
 from horst.report.transformer_figures import quality_against_sparsity, weight_distributions
 from horst.report.transformer_tables import methods_table, one_shot_table, paper_acdc_table, speed_table
@@ -25,6 +26,7 @@ PAGES = (
     "docs/benchmarks/optimizer_step_h200_202611.md",
     "docs/sparse_training.md",
     "docs/pruning.md",
+    "docs/export.md",
     "docs/reproducing.md",
 )
 
@@ -99,17 +101,8 @@ def cifar_table(results: Sequence[Result]) -> str:
 
 
 def quickstart_table(results: Sequence[Result]) -> str:
-    """A line an optimizer: perplexity at each sparsity, mean over seeds, and the difference."""
-    rows = results[0].rows
-    levels = list(rows[0]["perplexity"])
-    means = {
-        name: [statistics.mean(row["perplexity"][s] for row in rows if row["optimizer"] == name) for s in levels]
-        for name in ("AdamW", "HORST")
-    }
-    lines = [[f"{name}, alpha 5" if name == "HORST" else name, *(f"{v:.2f}" for v in means[name])] for name in means]
-    change = [f"{h / a - 1:+.1%}" for a, h in zip(means["AdamW"], means["HORST"], strict=True)]
-    titles = ["dense" if float(s) == 0 else f"{float(s):.0%}" for s in levels]
-    return markdown(["perplexity a byte", *titles], [*lines, ["difference", *change]])
+    """Both tables of the quickstart."""
+    return f"{language_table(results)}\n\n{vision_table(results)}"
 
 
 def digits_table(results: Sequence[Result]) -> str:
@@ -162,6 +155,39 @@ def pruning_speed_table(results: Sequence[Result]) -> str:
     return markdown(["GPT-2 small, 128 x 512 tokens", "model on the", "seconds", "peak MiB on the device"], lines)
 
 
+def export_files_table(results: Sequence[Result]) -> str:
+    """A line a file: dense and sparse size."""
+    lines = [
+        [
+            row["content"],
+            number(row["sparsity"], ".0%"),
+            f"{row['dense_bytes'] / 1e6:.1f}",
+            f"{row['sparse_bytes'] / 1e6:.1f}",
+            number(row["ratio"], ".3f"),
+        ]
+        for row in results[0].rows
+        if row["what"] == "file"
+    ]
+    return markdown(["stored", "zeros", "dense MB", "sparse MB", "ratio"], lines)
+
+
+def export_models_table(results: Sequence[Result]) -> str:
+    """A line a form and number of tokens: memory and time beside dense, on one thread."""
+    lines = [
+        [
+            row["content"],
+            str(row["tokens"]),
+            row["form"],
+            number(row["memory_ratio"], ".2f"),
+            number(row["milliseconds"], ".0f"),
+            number(row["speedup"], ".2f"),
+        ]
+        for row in results[0].rows
+        if row["what"] == "model" and row["threads"] == 1
+    ]
+    return markdown(["model", "tokens", "form", "x memory", "ms", "times faster"], lines)
+
+
 def spread_table(results: Sequence[Result]) -> str:
     """A line a model: how its standardised weights are spread."""
     lines = [
@@ -183,6 +209,7 @@ def spread_figure(results: Sequence[Result]) -> Any:
 
 _GPU_STEP = ("benchmarks/results/optimizer_step_h200.json",)
 _SPARSITY = ("benchmarks/results/sparsity_h200.json",)
+_EXPORT = ("benchmarks/results/export_cpu.json",)
 _TABLE6 = ("results/transformers/table6_gpt2_wikipedia.json",)
 _FIGURE1 = ("results/transformers/figure1_weight_spread.json",)
 # Marker on a page -> result files and the function that writes its table.
@@ -199,6 +226,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "paper_acdc": ((), paper_acdc_table),
     "figure1_left": (_FIGURE1, spread_table),
     "pruning_speed": (("benchmarks/results/pruning_h200.json",), pruning_speed_table),
+    "export_files": (_EXPORT, export_files_table),
+    "export_models": (_EXPORT, export_models_table),
     "selection": (_SPARSITY, selection_table),
     "mask_overhead": (_SPARSITY, mask_overhead_table),
 }

@@ -1,0 +1,29 @@
+"""A pruned model written, loaded and run so that its zeros pay."""
+
+from horst.export.comparison import Comparison, compare
+from horst.export.cpu_kernels import Plan, plan_for
+from horst.export.files import InvalidFileError
+from horst.export.hf import load_hugging_face, load_pretrained, save_hugging_face
+from horst.export.onnx import export_onnx
+from horst.export.semi_structured import is_two_four, to_semi_structured
+from horst.export.sparse_linear import SparseLinear, sparsify
+from horst.export.sparse_safetensors import load_sparse, read_metadata, save_sparse
+
+__all__ = [
+    "Comparison",
+    "InvalidFileError",
+    "Plan",
+    "SparseLinear",
+    "compare",
+    "export_onnx",
+    "is_two_four",
+    "load_hugging_face",
+    "load_pretrained",
+    "load_sparse",
+    "plan_for",
+    "read_metadata",
+    "save_hugging_face",
+    "save_sparse",
+    "sparsify",
+    "to_semi_structured",
+]

@@ -1,0 +1,155 @@
+"""What makes unstructured sparsity pay on a CPU: three ways to compute ``x @ W.T + b``, and which is fastest when.
+
+- ``dense``: ``F.linear``, the zeros multiplied like the rest.
+- ``csr``: torch's compressed sparse rows with 32-bit indices, multiplied by MKL. Best for a few tokens: for one token
+  each weight is read once and used once, and 10 % of the weights with their indices are a fifth of the bytes.
+- ``bag``: ``torch.embedding_bag`` with the transposed inputs as its table. Row i of the weight is a bag of inputs, to
+  be summed with the row's values: sum_k values[k] * x.T[columns[k], :]. torch has fast code for it (FBGEMM on x86),
+  made for recommendation models; one nonzero weight is broadcast and multiplied with 64 tokens at once, which stay in
+  the cache. Best for many tokens, where ``csr`` falls back.
+
+Which one wins depends on shape, sparsity, tokens, threads and machine, so it is measured, once for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from horst.export.calls import interleaved_times
+
+# Inputs of this many tokens at a time: the table of a layer with 4096 inputs is then 1 MiB, about the cache of a core.
+# Measured best, or within a few per cent of it, among 16 to 256 on layers of 768 to 4096 inputs.
+TOKENS_AT_A_TIME = 64
+# The token counts at which kernels are compared: one token of generation up to a batch of prompts.
+TOKENS = (1, 8, 32, 128, 512)
+# A sparse kernel must need at most this share of the dense time to be chosen: less is noise.
+MARGIN = 0.9
+
+
+def to_csr(weight: Tensor) -> Tensor:
+    """A matrix in compressed sparse rows with 32-bit indices, which halve what MKL reads beside the values."""
+    if weight.numel() >= 1 << 31:
+        raise ValueError(f"a matrix of {tuple(weight.shape)} has more entries than 32-bit indices can count.")
+    mask = weight != 0
+    rows = torch.zeros(len(weight) + 1, dtype=torch.int32)
+    rows[1:] = mask.sum(dim=1).cumsum(0)
+    return csr_tensor(rows, mask.nonzero()[:, 1].int(), weight[mask], weight.shape)
+
+
+def csr_tensor(rows: Tensor, columns: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """A sparse tensor of its three parts, with torch's notice that these are a beta feature left out."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Sparse CSR tensor support is in beta state", category=UserWarning)
+        return torch.sparse_csr_tensor(rows, columns, values, tuple(shape), check_invariants=False)
+
+
+def csr_linear(x: Tensor, csr: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ csr.T + bias`` for ``x`` of shape (tokens, inputs), by torch's sparse product."""
+    if len(x) == 1:
+        row = torch.mv(csr, x[0]) if bias is None else torch.addmv(bias, csr, x[0])
+        return row.unsqueeze(0)
+    product = (csr @ x.t().contiguous()).t()
+    return product.contiguous() if bias is None else torch.add(product, bias, out=x.new_empty(product.shape))
+
+
+def bag_linear(x: Tensor, csr: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ csr.T + bias`` for ``x`` of shape (tokens, inputs), by ``torch.embedding_bag``."""
+    rows, columns, values = csr.crow_indices(), csr.col_indices(), csr.values()
+    out = x.new_empty(len(x), csr.shape[0])
+    # Equal parts: a last one of a token or two would be slow.
+    parts = -(-len(x) // TOKENS_AT_A_TIME)
+    for x_part, out_part in zip(x.chunk(parts), out.chunk(parts), strict=True):
+        table = x_part.t().contiguous()
+        # Positions: scale_grad_by_freq, mode (0 is sum), sparse, per_sample_weights, include_last_offset.
+        product = torch.embedding_bag(table, columns, rows, False, 0, False, values, True)[0].t()
+        if bias is None:
+            out_part.copy_(product)
+        else:
+            torch.add(product, bias, out=out_part)
+    return out
+
+
+KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "dense": F.linear,
+    "csr": csr_linear,
+    "bag": bag_linear,
+}
+
+
+def available_kernels() -> list[str]:
+    """The kernels that this build of torch has: its sparse product needs MKL."""
+    return [name for name in KERNELS if name != "csr" or torch.backends.mkl.is_available()]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which kernel to use at how many tokens: for each measured number of tokens, seconds by kernel.
+
+    Example:
+        >>> plan = Plan({1: {"dense": 5.0, "csr": 1.0, "bag": 7.0}, 100: {"dense": 5.0, "csr": 6.0, "bag": 2.0}})
+        >>> plan.kernel(1), plan.kernel(9), plan.kernel(11), plan.kernel(1000)
+        ('csr', 'csr', 'bag', 'bag')
+    """
+
+    seconds: dict[int, dict[str, float]]
+    _memory: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def kernel(self, tokens: int) -> str:
+        """The choice at ``tokens``: that of the nearest measured number, by ratio."""
+        if tokens not in self._memory:
+            nearest = min(self.seconds, key=lambda measured: abs(math.log(measured / max(tokens, 1))))
+            self._memory[tokens] = self._best(self.seconds[nearest])
+        return self._memory[tokens]
+
+    def choices(self) -> set[str]:
+        """All kernels that the plan may choose."""
+        return {self._best(seconds) for seconds in self.seconds.values()}
+
+    def speedup(self, tokens: int) -> float:
+        """Dense time over that of the chosen kernel, at a measured number of tokens."""
+        return self.seconds[tokens]["dense"] / self.seconds[tokens][self._best(self.seconds[tokens])]
+
+    @staticmethod
+    def _best(seconds: dict[str, float]) -> str:
+        sparse = min((name for name in seconds if name != "dense"), key=lambda name: seconds[name])
+        return sparse if seconds[sparse] <= MARGIN * seconds["dense"] else "dense"
+
+
+def plan_for(weight: Tensor, tokens: Sequence[int] = TOKENS) -> Plan:
+    """Measure, once on this machine for each shape, sparsity in per cent and number of threads, which kernel to use.
+
+    Example:
+        >>> sorted(plan_for(torch.eye(64), tokens=(1, 16)).seconds)
+        [1, 16]
+    """
+    per_cent = round(100 * int(weight.count_nonzero()) / max(weight.numel(), 1))
+    rows, columns = weight.shape
+    return _measure(rows, columns, per_cent, tuple(tokens), torch.get_num_threads())
+
+
+@functools.cache
+@torch.no_grad()
+def _measure(rows: int, columns: int, density_per_cent: int, tokens: tuple[int, ...], threads: int) -> Plan:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(rows, columns, generator=generator)
+    weight.masked_fill_(torch.rand(rows, columns, generator=generator) >= density_per_cent / 100, 0)
+    csr, bias = to_csr(weight), torch.randn(rows, generator=generator)
+    seconds = {}
+    for count in tokens:
+        x = torch.randn(count, columns, generator=generator)
+        calls = {
+            name: functools.partial(KERNELS[name], x, weight if name == "dense" else csr, bias)
+            for name in available_kernels()
+        }
+        # The shortest, not the median: other work on the machine can only add to what a kernel takes.
+        times = interleaved_times(calls, seconds=0.03 * len(calls))
+        seconds[count] = {name: min(taken) for name, taken in times.items()}
+    return Plan(seconds)

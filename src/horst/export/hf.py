@@ -1,0 +1,215 @@
+"""Hugging Face directories: dense zeros that any tool loads, or the sparse file in their place.
+
+A dense directory is what ``save_pretrained`` writes; ``AutoModelForCausalLM`` and its peers load it. A sparse one has
+``model.sparse.safetensors`` instead of ``model.safetensors``, beside the same ``config.json`` and tokenizer files, and
+is read by :func:`load_pretrained` alone. Weights are read through safetensors only; no code that lies in the directory
+is run, and no file outside it is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import itertools
+import os
+import pathlib
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from horst.export.files import InvalidFileError, PathLike, path_inside, whole_directory
+from horst.export.safetensors_header import parse_object, read_header
+from horst.export.sparse_index import shorten
+from horst.export.sparse_linear import sparsify
+from horst.export.sparse_safetensors import load_sparse, read_dtypes, save_sparse
+from horst.extras import load_extra
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SPARSE_FILE = "model.sparse.safetensors"
+_DENSE_FILE, _DENSE_INDEX = "model.safetensors", "model.safetensors.index.json"
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
+
+
+def save_hugging_face(
+    model: nn.Module,
+    directory: PathLike,
+    *,
+    sparse: bool = False,
+    tokenizer: PreTrainedTokenizerBase | PathLike | None = None,
+) -> pathlib.Path:
+    """Write a model as a Hugging Face directory, whole or not at all.
+
+    Args:
+        model: A transformers model, or one with a method ``to_hugging_face()`` that returns one.
+        directory: A new or empty directory.
+        sparse: Write the weights as sparse safetensors, for :func:`load_pretrained`. The default writes dense zeros,
+            as large as before pruning, which every tool reads.
+        tokenizer: A tokenizer to save beside the model, or a directory to copy the tokenizer's files from.
+    """
+    hf_model = _as_transformers(model)
+    with whole_directory(directory) as temporary:
+        if sparse:
+            # As save_pretrained does it, which would write the dense weights as well.
+            config = copy.deepcopy(hf_model.config)
+            config.architectures = [type(hf_model).__name__]
+            config.save_pretrained(temporary)
+            if hf_model.can_generate() and getattr(hf_model, "generation_config", None) is not None:
+                hf_model.generation_config.save_pretrained(temporary)
+            save_sparse(hf_model, temporary / SPARSE_FILE)
+        else:
+            hf_model.save_pretrained(temporary)
+        if tokenizer is not None:
+            _write_tokenizer(tokenizer, temporary)
+    return pathlib.Path(directory)
+
+
+def load_hugging_face(directory: PathLike) -> PreTrainedModel:
+    """Load a dense Hugging Face directory into the class that its ``config.json`` names.
+
+    Every weight of the model must be there. Refused: weights that are pickles (``pytorch_model.bin``), an index that
+    names files outside the directory, damaged files, adapters, models whose code lies in the directory.
+
+    Raises:
+        InvalidFileError: The directory is one of those.
+    """
+    directory = pathlib.Path(directory)
+    model_class, _ = _class_and_config(directory)
+    for file in _dense_files(directory):
+        with open(file, "rb") as opened:
+            read_header(opened, file)
+    model, info = model_class.from_pretrained(
+        directory, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        missing = shorten(sorted(info["missing_keys"]))
+        raise InvalidFileError(f"{directory} does not hold all weights of {model_class.__name__}: it lacks {missing}.")
+    return model
+
+
+def load_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedModel:
+    """Load a directory that :func:`save_hugging_face` wrote, dense or sparse, into a transformers model.
+
+    Args:
+        directory: With ``config.json`` and either ``model.sparse.safetensors`` or dense safetensors.
+        sparse: Keep the linear layers for which it pays in their sparse form, for inference on this CPU; see
+            :func:`horst.export.sparsify`.
+
+    Raises:
+        InvalidFileError: See :func:`load_hugging_face` and :func:`load_sparse`.
+    """
+    directory = pathlib.Path(directory)
+    model = _load_sparse_directory(directory) if (directory / SPARSE_FILE).exists() else load_hugging_face(directory)
+    if sparse:
+        sparsify(model)
+    return model
+
+
+def _load_sparse_directory(directory: pathlib.Path) -> PreTrainedModel:
+    transformers = load_extra("transformers")
+    path = path_inside(directory, SPARSE_FILE)
+    model_class, config = _class_and_config(directory)
+    dtypes = read_dtypes(path)
+    with _without_initialisation():
+        model = model_class(config)
+    model.tie_weights()
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        tensor.data = tensor.data.to(dtypes.get(name, tensor.dtype))
+    load_sparse(path, model)
+    if (directory / "generation_config.json").exists() and model.can_generate():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return model.eval()
+
+
+def _as_transformers(model: nn.Module) -> PreTrainedModel:
+    transformers = load_extra("transformers")
+    if isinstance(model, transformers.PreTrainedModel):
+        return model
+    convert = getattr(model, "to_hugging_face", None)
+    if not callable(convert):
+        raise TypeError(
+            f"{type(model).__name__} is no transformers model and has no to_hugging_face(): it has no Hugging Face "
+            "form. save_sparse writes the weights of any model."
+        )
+    return convert()
+
+
+def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
+    """The transformers class that ``config.json`` names, and its configuration."""
+    transformers = load_extra("transformers")
+    if not directory.is_dir():
+        raise NotADirectoryError(f"{directory} is not a directory.")
+    if not (directory / "config.json").is_file():
+        raise InvalidFileError(f"{directory} has no config.json: it is no Hugging Face model.")
+    content = parse_object(path_inside(directory, "config.json").read_bytes(), f"config.json of {directory}")
+    # Both make transformers read weights from a place that another file names.
+    if "transformers_weights" in content or (directory / "adapter_config.json").exists():
+        raise InvalidFileError(
+            f"{directory} takes its weights from elsewhere (an adapter, or transformers_weights in config.json). Merge "
+            "the adapter into its model and save that."
+        )
+    names = content.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+    model_class = getattr(transformers, name, None) if name else None
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise InvalidFileError(
+            f"config.json of {directory} names the architecture {name!r}, which transformers "
+            f"{transformers.__version__} has not. Code that comes with a model is not run."
+        )
+    return model_class, transformers.AutoConfig.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False
+    )
+
+
+def _dense_files(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The safetensors files that transformers would read, none of them outside the directory."""
+    if (directory / _DENSE_FILE).exists():
+        return [path_inside(directory, _DENSE_FILE)]
+    if not (directory / _DENSE_INDEX).exists():
+        pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+        found = f" {shorten(pickles)} may be pickles, which can run code and are never loaded here." if pickles else ""
+        hint = "load_pretrained reads its sparse form." if (directory / SPARSE_FILE).exists() else "Save it with them."
+        raise InvalidFileError(f"{directory} has no dense safetensors weights.{found} {hint}")
+    index = parse_object(path_inside(directory, _DENSE_INDEX).read_bytes(), f"{_DENSE_INDEX} of {directory}")
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InvalidFileError(f"{_DENSE_INDEX} of {directory} has no weight_map from tensors to files.")
+    # Not a set: a value of the wrong type may not be hashable. path_inside refuses it.
+    files = dict.fromkeys(path_inside(directory, name) for name in weight_map.values())
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise InvalidFileError(f"{_DENSE_INDEX} of {directory} names files that are not there: {shorten(absent)}.")
+    return list(files)
+
+
+def _write_tokenizer(tokenizer: PreTrainedTokenizerBase | PathLike, directory: pathlib.Path) -> None:
+    if not isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer.save_pretrained(directory)
+        return
+    found = [name for name in _TOKENIZER_FILES if (pathlib.Path(tokenizer) / name).is_file()]
+    if not found:
+        raise FileNotFoundError(f"{tokenizer} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}).")
+    for name in found:
+        shutil.copyfile(pathlib.Path(tokenizer) / name, directory / name)
+
+
+def _without_initialisation() -> contextlib.AbstractContextManager[Any]:
+    """Skips the random initialisation, which takes longer than the loading; it moved within transformers."""
+    for module in ("transformers.initialization", "transformers.modeling_utils"):
+        with contextlib.suppress(ImportError, AttributeError):
+            return importlib.import_module(module).no_init_weights()
+    return contextlib.nullcontext()

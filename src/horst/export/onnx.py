@@ -1,0 +1,61 @@
+"""ONNX: the model as a graph that runs without Python. Pruned weights are dense zeros there.
+
+ONNX Runtime has no kernels for unstructured sparsity: pruning makes neither the file smaller nor the run faster.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from horst.export.calls import Inputs, as_call, evaluating
+from horst.export.files import PathLike
+from horst.export.sparse_linear import SparseLinear
+from horst.extras import load_extra
+
+
+def export_onnx(
+    model: nn.Module, example_inputs: Inputs, path: PathLike, *, dynamic_shapes: Any | None = None
+) -> pathlib.Path:
+    """Write ``model`` as ONNX, traced by torch's exporter on ``example_inputs``.
+
+    Weights beyond ONNX's limit of 2 GiB go to a second file, ``path`` with ``.data`` at its end, which belongs to it.
+
+    Args:
+        model: It is traced in ``eval()`` mode and left as it was.
+        example_inputs: A tensor, a sequence of arguments, or a mapping from names to arguments. For a transformers
+            model with a cache give ``{"input_ids": ids, "use_cache": False}``: the output is then the logits alone.
+        path: The ``.onnx`` file.
+        dynamic_shapes: Which dimensions may vary, as ``torch.export`` takes it; by default none.
+
+    Example:
+        >>> import tempfile
+        >>> export_onnx(nn.Linear(4, 2), torch.zeros(1, 4), f"{tempfile.mkdtemp()}/model.onnx").name
+        'model.onnx'
+    """
+    for package in ("onnx", "onnxscript"):
+        load_extra(package)
+    if any(isinstance(module, SparseLinear) for module in model.modules()):
+        raise ValueError("ONNX has no sparse linear layers. Export the dense model, before sparsify.")
+    path = pathlib.Path(path)
+    args, kwargs = as_call(example_inputs)
+    with evaluating(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's exporter and onnxscript warn of their own code
+        program = torch.onnx.export(
+            model, args, kwargs=kwargs, dynamic_shapes=dynamic_shapes, dynamo=True, verbose=False
+        )
+    assert program is not None  # without a file name the exporter returns the program
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The graph names its data file, so both are written under their own names in a folder of their own.
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        program.save(pathlib.Path(folder) / path.name)
+        # The graph last: it is not there before what it refers to.
+        for file in sorted(pathlib.Path(folder).iterdir(), key=lambda file: file.name == path.name):
+            os.replace(file, path.with_name(file.name))
+    return path

@@ -1,0 +1,202 @@
+"""The header of a safetensors file: written, and read as if by an enemy.
+
+The file is the header's length (eight bytes, little-endian), the header (JSON), and the data. The header maps each
+tensor to its dtype, shape and place in the data; ``__metadata__`` maps strings to strings. Everything is checked before
+anything is allocated: places must tile the data exactly, and each shape must fit the bytes that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+
+from horst.export.files import InvalidFileError
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the file: ``start`` and ``end`` count bytes from the beginning of the data."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file holds, checked; ``data_start`` is where its data begins."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    raw: bytes
+    data_start: int
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in safetensors.
+
+    Example:
+        >>> dtype_name(torch.bfloat16)
+        'BF16'
+    """
+    if dtype not in _NAMES:
+        raise ValueError(f"safetensors holds no {dtype}. It holds {', '.join(map(str, _NAMES))}.")
+    return _NAMES[dtype]
+
+
+def place(tensors: dict[str, tuple[torch.dtype, Sequence[int]]]) -> dict[str, Entry]:
+    """Lay tensors out one after another, wide dtypes first, so that each begins at a multiple of its item's size."""
+    entries, start = {}, 0
+    for name in sorted(tensors, key=lambda name: -tensors[name][0].itemsize):
+        dtype, shape = tensors[name]
+        end = start + math.prod(shape) * dtype.itemsize
+        entries[name] = Entry(dtype, tuple(shape), start, end)
+        start = end
+    return entries
+
+
+def encode(entries: dict[str, Entry], metadata: dict[str, str]) -> bytes:
+    """The header and its length, as they stand at the beginning of the file."""
+    content: dict[str, Any] = {"__metadata__": metadata}
+    for name, entry in entries.items():
+        content[name] = {
+            "dtype": dtype_name(entry.dtype),
+            "shape": list(entry.shape),
+            "data_offsets": [entry.start, entry.end],
+        }
+    raw = json.dumps(content, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)  # data begins at a multiple of eight, as the library writes it
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def read_header(file: BinaryIO, path: pathlib.Path) -> Header:
+    """Read and check the header of an open file; ``path`` is for messages."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    first = file.read(8)
+    # A header may happen to be 128 bytes long, but begins with a brace.
+    if (first[:4] == b"PK\x03\x04" or first[:1] == b"\x80") and file.read(1) != b"{":
+        raise InvalidFileError(
+            f"{path.name} is a pickle (torch.save), not a safetensors file. A pickle can run code when it is read and "
+            "is never loaded here. If you trust it: torch.load(path, weights_only=True), then save_sparse."
+        )
+    if len(first) < 8:
+        raise InvalidFileError(f"{path.name} is no safetensors file: it has {size} bytes and no header.")
+    length = int.from_bytes(first, "little")
+    if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+        raise InvalidFileError(
+            f"{path.name} is truncated or no safetensors file: it announces a header of {length} bytes and has "
+            f"{size - 8} bytes after that number (at most {MAX_HEADER_BYTES} are allowed)."
+        )
+    file.seek(8)
+    raw = file.read(length)
+    content = parse_object(raw, f"the header of {path.name}")
+    metadata = content.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InvalidFileError(f"the metadata of {path.name} is not a map from strings to strings.")
+    entries = {name: _entry(name, value) for name, value in content.items()}
+    _check_tiling(entries, size - 8 - length, path)
+    return Header(entries, metadata, raw, 8 + length)
+
+
+def parse_object(text: bytes | str, what: str) -> dict[str, Any]:
+    """Parse a JSON object with distinct keys.
+
+    Example:
+        >>> parse_object('{"a": 1, "a": 2}', "the header")
+        Traceback (most recent call last):
+            ...
+        horst.export.files.InvalidFileError: the header is not valid JSON: 'a' appears twice.
+    """
+    try:
+        content = json.loads(text, object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFileError(f"{what} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidFileError(f"{what} is {type(content).__name__} in JSON, not an object.")
+    return content
+
+
+def parse_shape(shape: object, itemsize: int, what: str) -> tuple[int, ...]:
+    """Check a shape out of a file: natural numbers whose product a tensor can have."""
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise InvalidFileError(f"{what} has the shape {str(shape)[:80]}, which is no list of natural numbers.")
+    # torch computes strides as if an empty dimension had size one, in 64 bits.
+    if len(shape) > 64 or math.prod(max(n, 1) for n in shape) * itemsize >= 1 << 63:
+        raise InvalidFileError(f"{what} has the shape {str(shape)[:80]}, larger than any tensor.")
+    return tuple(shape)
+
+
+def parse_dtype(name: object, what: str) -> torch.dtype:
+    """The dtype of a name out of a file."""
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise InvalidFileError(f"{what} has the dtype {str(name)[:80]!r}, not one of {', '.join(_DTYPES)}.")
+    return _DTYPES[name]
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise ValueError(f"{key[:80]!r} appears twice.")
+        content[key] = value
+    return content
+
+
+def _entry(name: str, value: object) -> Entry:
+    what = f"tensor {name[:80]!r}"
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise InvalidFileError(f"{what} must have dtype, shape and data_offsets, got {str(value)[:80]}.")
+    dtype = parse_dtype(value["dtype"], what)
+    shape = parse_shape(value["shape"], dtype.itemsize, what)
+    offsets = value["data_offsets"]
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+        raise InvalidFileError(f"{what} has the offsets {str(offsets)[:80]}, not two natural numbers.")
+    start, end = offsets
+    if end - start != math.prod(shape) * dtype.itemsize:
+        raise InvalidFileError(
+            f"{what} of shape {shape} and {dtype} needs {math.prod(shape) * dtype.itemsize} bytes, "
+            f"but its place {start} to {end} holds {end - start}."
+        )
+    return Entry(dtype, shape, start, end)
+
+
+def _check_tiling(entries: dict[str, Entry], data_bytes: int, path: pathlib.Path) -> None:
+    """Offsets must cover the data once, from the first byte to the last."""
+    position = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != position:
+            problem = "overlaps another" if entry.start < position else "leaves a hole before it"
+            raise InvalidFileError(f"in {path.name}, the place of tensor {name[:80]!r} {problem}.")
+        position = entry.end
+    if position != data_bytes:
+        problem = "truncated" if position > data_bytes else "too long"
+        raise InvalidFileError(f"{path.name} is {problem}: its header describes {position} bytes, not {data_bytes}.")
