@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
 import platform
-import sys
 from typing import Any
 
 from horst import __version__
-from horst.cli.output import table
+from horst.cli.output import table, write, write_json
 from horst.extras import EXTRA_OF
 
 
@@ -27,11 +25,11 @@ def main(options: Options) -> int:
     """Print what was found; 1 if the optimizer itself does not work here."""
     found = examine()
     if options.json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        write_json(found)
     else:
-        sys.stdout.write(table([{"what": k, "found": v} for k, v in found["versions"].items()], "Versions") + "\n")
-        sys.stdout.write(table(found["backends"], "Backends") + "\n")
-        sys.stdout.write(table(found["packages"], "Optional packages") + "\n")
+        write(table([{"what": k, "found": v} for k, v in found["versions"].items()], "Versions"))
+        write(table(found["backends"], "Backends"))
+        write(table(found["packages"], "Optional packages"))
     return 0 if found["backends"][0]["works"] == "yes" else 1
 
 
@@ -53,10 +51,10 @@ def examine() -> dict[str, Any]:
         {"package": p, "version": _version(p) or "not installed", "extra": f"horst-optim[{e}]"}
         for p, e in EXTRA_OF.items()
     ]
-    return {"versions": versions, "backends": list(_try_backends(cuda)), "packages": packages}
+    return {"versions": versions, "backends": list(try_backends(cuda)), "packages": packages}
 
 
-def _try_backends(cuda: bool) -> list[dict[str, str]]:
+def try_backends(cuda: bool) -> list[dict[str, str]]:
     """One real step with each backend, beside the reference."""
     import torch
 

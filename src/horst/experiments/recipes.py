@@ -44,11 +44,13 @@ class Recipe:
         about: One line.
         run: From a config to a result.
         scales: By name, a function that returns a full config; the first is the default.
+        sparsities_in_one_run: Whether one training serves all sparsities of the config.
     """
 
     about: str
     run: Callable[[Any], Result]
     scales: dict[str, Callable[[], Any]]
+    sparsities_in_one_run: bool = False
 
 
 def table6_gpu() -> table6_gpt2_one_shot.Config:
@@ -230,11 +232,13 @@ RECIPES: dict[str, Recipe] = {
         about="Table 6 and Figures 4 and 8: GPT-2 pruned in one shot",
         run=table6_gpt2_one_shot.run,
         scales={"paper": table6_gpt2_one_shot.Config, "gpu": table6_gpu, "cpu": table6_cpu},
+        sparsities_in_one_run=True,
     ),
     "one_shot_methods": Recipe(
         about="Beyond the paper: the models of Table 6 pruned by magnitude, Wanda and SparseGPT",
         run=functools.partial(table6_gpt2_one_shot.run, name="one_shot_methods"),
         scales={"gpu": one_shot_methods_gpu, "cpu": one_shot_methods_cpu},
+        sparsities_in_one_run=True,
     ),
     "figure1_left": _toy(figure1_weight_spread),
     "figure1_right": _toy(figure1_diagonal_network),

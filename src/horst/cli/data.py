@@ -1,0 +1,87 @@
+"""``horst data tokenize SOURCES --out FOLDER`` and ``horst data slimpajama --out FOLDER``: text to token files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from horst.cli.destination import check_free, replaced
+from horst.cli.output import table, write, write_json
+from horst.cli.progress import spinner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenize:
+    """Text files, or data sets of the Hub, to train.bin, val.bin and meta.json."""
+
+    sources: tuple[str, ...]
+    """Files that end in .jsonl or .txt (either also with .gz or .xz) or .parquet; or hub:owner/name, with /config and
+    :split behind it if wanted."""
+    out: Path = Path("data/text")
+    """The folder to make."""
+    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
+    """GPT-2's byte-pair encoding, or a token a byte."""
+    validation: int | float = 0.005
+    """What to hold out: a share of the documents, or a whole number of them; 0 for nothing."""
+    workers: int = 1
+    """Processes that encode."""
+    text_field: str = "text"
+    """Where a record has its text."""
+    separator: str | None = None
+    """What parts the documents of a .txt file; without it a file is one document."""
+    overwrite: bool = False
+    """Replace a folder that is there."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slimpajama:
+    """SlimPajama-6B from the Hub, cut and shuffled as the paper's base code does."""
+
+    out: Path = Path("data/slimpajama")
+    """The folder to make."""
+    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
+    """GPT-2's byte-pair encoding, or a token a byte."""
+    workers: int = 1
+    """Processes that encode."""
+    overwrite: bool = False
+    """Replace a folder that is there."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+Options = Tokenize | Slimpajama
+
+
+def main(options: Options) -> None:
+    """Encode, and say what is in the folder."""
+    from horst.cli.texts import source
+    from horst.data.documents import Fields
+    from horst.data.slimpajama import tokenize_slimpajama
+    from horst.data.token_files import open_tokens
+    from horst.data.tokenization import tokenize
+
+    check_free(options.out, options.overwrite, "directory")
+    with spinner("tokenizing"), replaced(options.out, options.overwrite) as folder:
+        if isinstance(options, Slimpajama):
+            tokenize_slimpajama(folder, tokenizer=options.tokenizer, workers=options.workers)
+        else:
+            tokenize(
+                [source(given) for given in options.sources],
+                folder,
+                tokenizer=options.tokenizer,
+                validation=options.validation,
+                fields=Fields(text=options.text_field, separator=options.separator),
+                workers=options.workers,
+            )
+    files = [open_tokens(path) for path in sorted(options.out.glob("*.bin"))]
+    rows = [
+        {"file": str(options.out / file.path.name), "tokens": len(file.tokens), "documents": file.documents}
+        for file in files
+    ]
+    if options.json:
+        write_json(rows)
+    else:
+        write(table(rows))

@@ -1,0 +1,145 @@
+"""``horst export MODEL --to FORM``: a pruned model written so that it pays; ``--report`` measures what it is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from horst.cli.destination import check_free, replaced
+from horst.cli.output import table, write, write_json
+from horst.cli.progress import quiet, spinner
+
+if TYPE_CHECKING:
+    import torch
+
+    from horst.cli.models import LoadedModel
+    from horst.export import Comparison
+
+FORMATS = {
+    "sparse-safetensors": "bitmask and values: a smaller file, which horst loads; dense again in memory",
+    "hugging-face": "a directory that transformers (or timm) loads, zeros and all: no smaller, no faster",
+    "onnx": "a graph for ONNX Runtime, zeros and all: no smaller, no faster by its zeros",
+}
+PAGE = "report.md"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to write in which form, and whether to measure it."""
+
+    model: Path
+    """The model: a directory of Hugging Face or timm, or of a finished run."""
+    to: Literal["sparse-safetensors", "hugging-face", "onnx"] = "sparse-safetensors"
+    """The form."""
+    out: Path | None = None
+    """The directory to make; if not given, beside the model, with the form in its name."""
+    report: bool = False
+    """Measure file, memory and time of a call beside dense, on this machine; the page goes into the directory."""
+    tokens: int = 128
+    """Tokens (of text) in the call that the report measures."""
+    batch_size: int = 1
+    """Sequences or images in the call that the report measures."""
+    seconds: float = 5.0
+    """How long the report measures."""
+    device: str | None = None
+    """Where the report measures; the CPU if not given, since that is where single zeros can pay."""
+    overwrite: bool = False
+    """Replace a directory that is there."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(options: Options) -> None:
+    """Write the directory, measure if asked to, and say how large it is."""
+    from horst.cli.models import choose_device, load_model
+
+    if options.batch_size < 1 or options.tokens < 1:
+        raise ValueError(f"--batch-size and --tokens must be at least 1, got {options.batch_size}, {options.tokens}.")
+    device = choose_device(options.device or "cpu")
+    path = options.model if options.model.name not in ("", "..") else options.model.resolve()
+    out = options.out or path.with_name(f"{path.name}-{options.to}")
+    check_free(out, options.overwrite, "directory")
+    loaded = load_model(options.model)
+    comparison = None
+    with spinner("exporting"), quiet("horst.export"), replaced(out, options.overwrite) as directory:
+        if options.to == "onnx":
+            directory.mkdir()
+            _export_onnx(loaded, directory / "model.onnx")
+        else:
+            loaded.save(directory, sparse=options.to == "sparse-safetensors")
+        if options.report:
+            comparison = _measure(loaded, options, device)
+            (directory / PAGE).write_text(f"# {options.model.name}\n\n{comparison.markdown()}")
+    found: dict[str, Any] = {"out": str(out), "bytes": _file_bytes(out), "dense bytes": _dense_bytes(loaded)}
+    found |= {"of dense": found["bytes"] / found["dense bytes"], "zeros": loaded.zeros}
+    if options.json:
+        if comparison is not None:
+            found |= {"forms": comparison.rows, "notes": comparison.notes}
+        write_json(found)
+        return
+    write(table([found]))
+    if comparison is not None:
+        write("\n" + table(comparison.rows) + "\n" + "\n".join(f"- {note}" for note in comparison.notes))
+        write(f"-> {out / PAGE}")
+
+
+def example_inputs(loaded: LoadedModel, *, batch_size: int, tokens: int, device: torch.device | str = "cpu") -> Any:
+    """A call of the model with random numbers: times and shapes do not depend on them."""
+    import torch
+
+    if loaded.reads == "images":
+        return torch.rand(batch_size, *loaded.image_shape, device=device).to(_dtype(loaded))
+    length = min(tokens, loaded.longest or tokens)
+    numbers = torch.randint(loaded.vocabulary, (batch_size, length), device=device)
+    if not loaded.is_transformers:
+        return numbers
+    # With its cache a model returns keys and values too, which no ONNX graph should.
+    caching = {"use_cache": False} if hasattr(loaded.model.config, "use_cache") else {}
+    return {"input_ids": numbers, **caching}
+
+
+def _export_onnx(loaded: LoadedModel, path: Path) -> None:
+    """Any number of sequences or images, and of tokens."""
+    from torch.export import Dim
+
+    from horst.export import export_onnx
+
+    inputs = example_inputs(loaded, batch_size=2, tokens=8)  # a dimension of 1 would be taken for a constant
+    shapes: Any = ({0: Dim.DYNAMIC},)
+    if loaded.reads == "text":
+        varying = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+        shapes = (
+            {name: varying if name == "input_ids" else None for name in inputs}
+            if isinstance(inputs, dict)
+            else (varying,)
+        )
+    export_onnx(loaded.model, inputs, path, dynamic_shapes=shapes)
+
+
+def _measure(loaded: LoadedModel, options: Options, device: torch.device) -> Comparison:
+    from horst.export import compare
+
+    loaded.model.to(device)
+    inputs = example_inputs(loaded, batch_size=options.batch_size, tokens=options.tokens, device=device)
+    forms = ["sparse-safetensors"]
+    if device.type == "cpu":
+        forms.append("sparse-linear")
+    if device.type == "cuda":
+        forms.append("2:4")
+    if options.to == "onnx":
+        forms.append("onnx")
+    return compare(loaded.model, inputs, forms=forms, seconds=options.seconds)
+
+
+def _file_bytes(directory: Path) -> int:
+    """Of the files with weights."""
+    return sum(f.stat().st_size for f in directory.iterdir() if f.suffix in (".safetensors", ".onnx", ".data"))
+
+
+def _dense_bytes(loaded: LoadedModel) -> int:
+    return sum(tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers()))
+
+
+def _dtype(loaded: LoadedModel) -> torch.dtype:
+    return next(p.dtype for p in loaded.model.parameters() if p.is_floating_point())

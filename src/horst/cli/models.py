@@ -1,0 +1,267 @@
+"""A model by its path, for every command that takes one, and written back in the same form.
+
+A path is a directory: one of Hugging Face's or of timm's (``config.json`` with ``model.safetensors``, or with
+``model.sparse.safetensors`` as ``horst export`` writes it), or that of a finished run of ours (``outcome.json`` with
+``checkpoints/``). Weights are never read from pickles, and no code in a directory is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from horst.cli.output import nearest
+from horst.export.files import InvalidFileError, path_inside, whole_directory
+from horst.export.hf import SPARSE_FILE, load_pretrained, save_hugging_face
+from horst.export.safetensors_header import parse_object, read_header
+from horst.export.sparse_safetensors import load_sparse, save_sparse
+from horst.extras import load_extra
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+DENSE_FILE = "model.safetensors"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+# Arguments of timm.create_model that would make it fetch or load something.
+_LOADING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model and what is known of it.
+
+    Args:
+        model: On the CPU, in evaluation mode.
+        path: Where it came from.
+        reads: What its inputs are.
+        timm_config: Of a model of timm's, the content of its ``config.json``.
+    """
+
+    model: nn.Module
+    path: Path
+    reads: Literal["text", "images"]
+    timm_config: dict[str, Any] | None = None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there are files of a tokenizer beside the weights."""
+        return any((self.path / name).is_file() for name in _TOKENIZER_FILES)
+
+    @property
+    def is_transformers(self) -> bool:
+        """Whether it is one of transformers' classes."""
+        return hasattr(self.model, "get_input_embeddings")
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens a text model knows."""
+        model: Any = self.model
+        return model.get_input_embeddings().num_embeddings if self.is_transformers else model.config.vocabulary
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens a text model takes; None where its config has no word of it."""
+        model: Any = self.model
+        if not self.is_transformers:
+            return int(model.config.context)
+        positions = getattr(model.config, "max_position_embeddings", None)
+        return positions if isinstance(positions, int) and positions > 0 else None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that an image model takes."""
+        model: Any = self.model
+        if self.is_transformers:
+            side = model.config.image_size
+            height, width = side if isinstance(side, (list, tuple)) else (side, side)
+            return model.config.num_channels, height, width
+        patches = getattr(model, "patch_embed", None)
+        if getattr(patches, "img_size", None):
+            return (patches.proj.in_channels, *patches.img_size)  # type: ignore[union-attr]
+        channels, height, width = model.pretrained_cfg["input_size"]
+        return channels, height, width
+
+    @property
+    def classes(self) -> int:
+        """How many classes an image model tells apart."""
+        model: Any = self.model
+        return int(model.config.num_labels if self.is_transformers else model.num_classes)
+
+    @property
+    def pixel_statistics(self) -> tuple[list[float], list[float]] | None:
+        """Mean and deviation of each channel, of pixels in [0, 1], that an image model was trained with, if known."""
+        if self.timm_config is not None:
+            known = self.timm_config.get("pretrained_cfg", {})
+            mean, std = known.get("mean"), known.get("std")
+        elif (self.path / "preprocessor_config.json").is_file():
+            known = parse_object((self.path / "preprocessor_config.json").read_bytes(), "preprocessor_config.json")
+            mean, std = known.get("image_mean"), known.get("image_std")
+        else:
+            return None
+        return (mean, std) if mean and std else None
+
+    @property
+    def zeros(self) -> float:
+        """Share of all weights that are zero."""
+        weights = list(self.model.parameters())
+        zeros = sum(p.numel() - int(p.count_nonzero()) for p in weights)
+        return zeros / sum(p.numel() for p in weights)
+
+    def save(self, directory: Path, *, sparse: bool = False) -> None:
+        """Write it as a directory that :func:`load_model` reads, whole or not at all."""
+        if self.timm_config is None:
+            save_hugging_face(self.model, directory, sparse=sparse, tokenizer=self.path if self.has_tokenizer else None)
+            if (self.path / "preprocessor_config.json").is_file():
+                shutil.copyfile(self.path / "preprocessor_config.json", directory / "preprocessor_config.json")
+            return
+        with whole_directory(directory) as temporary:
+            (temporary / "config.json").write_text(json.dumps(self.timm_config, indent=1) + "\n")
+            if sparse:
+                save_sparse(self.model, temporary / SPARSE_FILE)
+            else:
+                state = {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}
+                load_extra("safetensors.torch").save_file(state, temporary / DENSE_FILE, {"format": "pt"})
+
+
+def load_model(path: Path) -> LoadedModel:
+    """Load the model at ``path``.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+        InvalidFileError: It is no model, is damaged, or would have to be unpickled.
+    """
+    if not path.exists():
+        near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise FileNotFoundError(f"there is no model {path}.{near} A model is a directory.")
+    if not path.is_dir():
+        raise InvalidFileError(
+            f"{path} is a file; a model is a directory with config.json and model.safetensors, or that of a finished "
+            "run. Files of weights alone, pickles (.bin, .pt) among them, are not loaded."
+        )
+    try:
+        if (path / "config.json").is_file():
+            content = parse_object(path_inside(path, "config.json").read_bytes(), f"config.json of {path}")
+            loaded = _load_timm(path, content) if "architecture" in content else _load_transformers(path)
+        else:
+            loaded = _load_run(path)
+    except (OSError, ValueError, ImportError, RuntimeError):
+        raise
+    except Exception as error:  # whatever a library makes of a config that was tampered with
+        raise InvalidFileError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    loaded.model.eval()
+    return loaded
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, or the GPU where there is one."""
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kinds = {
+        "cpu": lambda: 1,
+        "cuda": torch.cuda.device_count,
+        "xpu": torch.xpu.device_count,
+        "mps": lambda: int(torch.backends.mps.is_available()),
+    }
+    kind, _, index = name.partition(":")
+    if kind not in kinds or (":" in name and not index.isdecimal()):
+        raise ValueError(f"--device must be one of {', '.join(kinds)}, or such as cuda:1, got {name!r}.")
+    count = kinds[kind]()
+    if int(index or 0) >= count:
+        raise ValueError(f"--device {name}: this machine has {count} devices of that kind. Use --device cpu.")
+    return torch.device(name)
+
+
+def _load_transformers(path: Path) -> LoadedModel:
+    load_extra("transformers.utils.logging").disable_progress_bar()
+    model = load_pretrained(path)
+    inputs = {"input_ids": "text", "pixel_values": "images"}
+    if model.main_input_name not in inputs:
+        raise InvalidFileError(
+            f"{path} holds a {type(model).__name__}, which reads {model.main_input_name}; models of text and of images "
+            "can be used here."
+        )
+    return LoadedModel(model, path, inputs[model.main_input_name])  # type: ignore[arg-type]
+
+
+def _load_timm(path: Path, config: dict[str, Any]) -> LoadedModel:
+    model = _build_timm(path, config)
+    if (path / SPARSE_FILE).exists():
+        load_sparse(path_inside(path, SPARSE_FILE), model)
+        return LoadedModel(model, path, "images", config)
+    if not (path / DENSE_FILE).exists():
+        raise InvalidFileError(f"{path} has neither {DENSE_FILE} nor {SPARSE_FILE}; pickles are never loaded.")
+    file = path_inside(path, DENSE_FILE)
+    with open(file, "rb") as opened:
+        read_header(opened, file)
+    model.load_state_dict(load_extra("safetensors.torch").load_file(file))
+    return LoadedModel(model, path, "images", config)
+
+
+def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
+    timm = load_extra("timm")
+    name, arguments = config["architecture"], config.get("model_args", {})
+    if not (isinstance(name, str) and timm.is_model(name)):
+        raise InvalidFileError(
+            f"config.json of {path} names the architecture {name!r}, which timm {timm.__version__} has not."
+        )
+    if not isinstance(arguments, dict) or (forbidden := sorted(arguments.keys() & set(_LOADING))):
+        raise InvalidFileError(f"model_args of {path} must build a model and load nothing, got {forbidden}.")
+    classes = {"num_classes": config["num_classes"]} if "num_classes" in config else {}
+    model: nn.Module = timm.create_model(name, pretrained=False, **{**classes, **arguments})
+    return model
+
+
+def _load_run(path: Path) -> LoadedModel:
+    """A run of ours: what was trained stands in ``outcome.json``, the weights in the newest checkpoint."""
+    from horst.models.gpt2 import GPT2, GPT2Config
+    from horst.training import checkpoint
+    from horst.training.run_state import load_tensors, named_tensors
+
+    steps = checkpoint.complete(path / "checkpoints")
+    if not steps or not (path / "outcome.json").is_file():
+        raise InvalidFileError(
+            f"{path} is no model: it has neither config.json (Hugging Face, timm) nor outcome.json with checkpoints (a "
+            "finished run of ours that kept checkpoints)."
+        )
+    outcome = parse_object((path / "outcome.json").read_bytes(), f"outcome.json of {path}")
+    config = outcome.get("config", {})
+    shape = config.get("run", config).get("model", {})
+    fingerprint = parse_object((steps[-1] / "checkpoint.json").read_bytes(), f"{steps[-1]}").get("fingerprint", {})
+    weights = checkpoint.load(steps[-1], fingerprint=fingerprint)["model"]
+    model: nn.Module
+    if "vocabulary" in shape:
+        model = GPT2(GPT2Config(**shape))
+        loaded = LoadedModel(model, path, "text")
+    else:
+        timm_config = _timm_config_of_deit(shape)
+        model = _build_timm(path, timm_config)
+        loaded = LoadedModel(model, path, "images", timm_config)
+    load_tensors(named_tensors(model), weights)
+    return loaded
+
+
+def _timm_config_of_deit(shape: dict[str, Any]) -> dict[str, Any]:
+    from horst.models.deit import DeiTConfig
+
+    config = DeiTConfig(**shape)
+    return {
+        "architecture": "deit_small_patch16_224",
+        "num_classes": config.classes,
+        "model_args": {
+            "img_size": config.image_size,
+            "patch_size": config.patch_size,
+            "in_chans": config.channels,
+            "global_pool": "token" if config.class_token else "avg",
+            "class_token": config.class_token,
+            "embed_dim": config.width,
+            "depth": config.depth,
+            "num_heads": config.heads,
+            "mlp_ratio": config.mlp_ratio,
+        },
+    }

@@ -1,0 +1,58 @@
+"""Words to options: tyro reads the fields of a dataclass, and what it refuses becomes one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from horst.extras import load_extra
+
+
+def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str | None = None) -> Any:
+    """The options from the words after a command's name. Fields without a default are positional.
+
+    Args:
+        options: A dataclass, a union of them (subcommands) or a function; help texts are its docstrings.
+        arguments: The words.
+        prog: The words before them.
+        description: The first line of the help.
+
+    Raises:
+        ValueError: The words do not fit; the message is one line.
+        SystemExit: Help was asked for, and printed.
+    """
+    tyro = load_extra("tyro")
+    # tyro frames its complaints in boxes of many lines.
+    with contextlib.redirect_stderr(io.StringIO()) as complaint:
+        try:
+            return tyro.cli(options, args=list(arguments), prog=prog, description=description, config=config())
+        except SystemExit as stop:
+            if not stop.code:
+                raise
+    raise ValueError(f"{_one_line(complaint.getvalue())} See {prog} --help.")
+
+
+def config() -> tuple[Any, ...]:
+    """How tyro turns fields into options, the same for every command."""
+    conf = load_extra("tyro").conf
+    return conf.OmitArgPrefixes, conf.FlagCreatePairsOff, conf.PositionalRequiredArgs
+
+
+def _one_line(box: str) -> str:
+    """What tyro's box says, without its frame, its copy of the help text, and its pointer to the help."""
+    said: list[str] = []
+    guess = ""
+    lines = iter(box.splitlines())
+    for line in lines:
+        text = line.strip("│ ")
+        if text.startswith(("For full helptext", "Argument helptext", "Got errors")):
+            break
+        if text.startswith("Perhaps you meant"):
+            guess = f" Did you mean {next(lines, '').strip('│ ').split()[0]}?"
+            break
+        if text and text[0] not in "╭╰─├":
+            said.append(text)
+    sentence = " ".join(said) or "the words do not fit."
+    return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.") + guess

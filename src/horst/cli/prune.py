@@ -1,0 +1,146 @@
+"""``horst prune MODEL --method METHOD --sparsity S --data TEXT --out DIRECTORY``: one shot, layer by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from horst import __version__
+from horst.cli.destination import check_free, replaced
+from horst.cli.output import table, write, write_json
+from horst.cli.progress import spinner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from horst.cli.models import LoadedModel
+
+RECORD = "pruning.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to prune, how, and where to."""
+
+    model: Path
+    """The model: a directory of Hugging Face or timm, or of a finished run."""
+    method: Literal["magnitude", "wanda", "sparsegpt"] = "magnitude"
+    """Which weights go. All but magnitude need --data."""
+    sparsity: float | None = None
+    """Share of the weights of the pruned layers that become zero: 0.5, not 50. An N:M pattern fixes it."""
+    out: Path | None = None
+    """The directory to make; if not given, beside the model, with the sparsity in its name."""
+    pattern: str | None = None
+    """Single weights if not given; 2:4 or any N:M; or blocks, as 4x4."""
+    distribution: Literal["uniform", "global", "erk", "owl"] = "uniform"
+    """How the zeros are shared out over the layers."""
+    layers: Literal["blocks", "paper", "all_linear", "all"] = "blocks"
+    """Which layers: those in the blocks; all blocks but the first and last (the paper's rule); all."""
+    include: tuple[str, ...] = ()
+    """Wildcard patterns of parameters to prune beside them."""
+    exclude: tuple[str, ...] = ()
+    """Wildcard patterns of parameters to leave alone."""
+    data: str | None = None
+    """To calibrate on. Text: .txt, .jsonl, .parquet, a folder of horst data, wikitext, hub:owner/name. Images: digits,
+    .npz, a folder of CIFAR-10 or with train and val."""
+    samples: int = 128
+    """Windows of text, or images, to calibrate on."""
+    context: int | None = None
+    """Tokens in a window; the model's, up to 2048, if not given."""
+    seed: int = 0
+    """Of which windows are drawn."""
+    tokenizer: Literal["auto", "gpt2", "bytes"] = "auto"
+    """For text: auto is the model's own."""
+    device: str | None = None
+    """Where to compute, one block at a time; the GPU if there is one."""
+    overwrite: bool = False
+    """Replace a directory that is there."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(options: Options) -> None:
+    """Prune, save, and say what became of each layer."""
+    from horst.cli.models import choose_device, load_model
+    from horst.pruning import prune
+    from horst.sparsity.masks import NM, check_sparsity, parse_pattern
+
+    pattern = _pattern(options.pattern)
+    units = parse_pattern(pattern or "unstructured")
+    if options.sparsity is not None:
+        check_sparsity(options.sparsity, units)
+    elif not isinstance(units, NM):
+        raise ValueError("name the share of weights that shall go, --sparsity 0.5, or a pattern, --pattern 2:4.")
+    if options.method != "magnitude" and options.data is None:
+        raise ValueError(f"{options.method} needs text or images to calibrate on: --data. Magnitude needs none.")
+    if options.samples < 1:
+        raise ValueError(f"--samples must be at least 1, got {options.samples}.")
+    device = choose_device(options.device)
+    out = options.out or _beside(options)
+    check_free(out, options.overwrite, "directory")
+    loaded = load_model(options.model)
+    with spinner("pruning"):
+        report = prune(
+            loaded.model,
+            options.sparsity,
+            method=options.method,
+            data=_calibration(options, loaded) if options.data is not None else None,
+            pattern=pattern,
+            distribution=options.distribution,
+            layers=options.layers,
+            include=options.include,
+            exclude=options.exclude,
+            samples=None,
+            device=device,
+        )
+    record = {
+        "horst": __version__,
+        "method": report.method,
+        **{key: getattr(options, key) for key in ("sparsity", "pattern", "distribution", "layers", "samples")},
+        "data": options.data and Path(options.data).name,
+        **report.shares(),
+        "pruned": report.rows(),
+    }
+    with replaced(out, options.overwrite) as directory:
+        loaded.save(directory)
+        (directory / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    if options.json:
+        write_json({"out": str(out), **record})
+        return
+    rows = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in report.rows()]
+    write(table(rows if any(row["error"] is not None for row in rows) else [_without_error(row) for row in rows]))
+    write(
+        f"{report.sparsity_of_pruned_layers:.2%} of these layers, {report.sparsity_of_all_weights:.2%} of all weights "
+        f"-> {out}"
+    )
+
+
+def _pattern(text: str | None) -> str | tuple[int, int] | None:
+    blocks = re.fullmatch(r"(\d+)x(\d+)", text or "")
+    return (int(blocks[1]), int(blocks[2])) if blocks else text
+
+
+def _beside(options: Options) -> Path:
+    """The model's name with the pattern or the per cent behind it: my-gpt2-50, my-gpt2-2-4."""
+    what = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
+    path = options.model if options.model.name not in ("", "..") else options.model.resolve()
+    return path.with_name(f"{path.name}-{what}")
+
+
+def _calibration(options: Options, loaded: LoadedModel) -> list[Tensor]:
+    from horst.cli.images import calibration_images, open_images
+    from horst.cli.texts import calibration_windows, choose_context, token_file
+
+    assert options.data is not None
+    if loaded.reads == "images":
+        return calibration_images(open_images(options.data, loaded, batch_size=1), loaded, options.samples)
+    context = choose_context(loaded, options.context)
+    with token_file(options.data, loaded, options.tokenizer, "train") as path:
+        return calibration_windows(path, loaded, context=context, samples=options.samples, seed=options.seed)
+
+
+def _without_error(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "error"}

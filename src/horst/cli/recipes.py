@@ -1,0 +1,91 @@
+"""A recipe and its config from words: ``RECIPE --scale SCALE --field value``, for ``horst run`` and ``horst sweep``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from horst.cli.output import nearest, table, write
+from horst.cli.parsing import parse
+from horst.extras import load_extra
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """What every command on recipes takes. ``recipe``, ``scale`` and ``config`` are added by :func:`parse_recipe`."""
+
+    out: Path | None = None
+    """The result file; runs/RECIPE_SCALE.json if not given."""
+    overwrite: bool = False
+    """Replace a result file that is there."""
+    json: bool = False
+    """Print the rows as JSON."""
+
+    @property
+    def result_file(self) -> Path:
+        """Where the result goes."""
+        chosen: Any = self
+        return self.out or Path("runs") / f"{chosen.recipe}_{chosen.scale}.json"
+
+
+def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: str) -> Any:
+    """The options of a command, with the recipe's name, its scale and its config, whose fields are options too."""
+    from horst.experiments.recipes import RECIPES
+
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help"):
+        write(f"usage: {prog} RECIPE [--scale SCALE] [options]\n\nRecipes, with their default scale first:")
+        write(f"{table(recipe_rows())}\n\n{prog} RECIPE --scale SCALE --help shows the options of a recipe.")
+        raise SystemExit(0)
+    if not name or name.startswith("-"):
+        raise ValueError(f"name a recipe first: {', '.join(RECIPES)}.")
+    if name not in RECIPES:
+        raise ValueError(f"there is no recipe {name!r}.{nearest(name, RECIPES)} There are: {', '.join(RECIPES)}.")
+    scales = RECIPES[name].scales
+    scale = _scale(arguments) or next(iter(scales))
+    if scale not in scales:
+        raise ValueError(f"{name} has the scales {', '.join(scales)}, not {scale!r}.{nearest(scale, scales)}")
+    about = f"{RECIPES[name].about} ({scale})."
+    return parse(_with_config(options, name, scale), arguments[1:], prog=f"{prog} {name}", description=about)
+
+
+def recipe_rows() -> list[dict[str, str]]:
+    """The recipes with their scales, for a table."""
+    from horst.experiments.recipes import RECIPES
+
+    return [{"recipe": n, "scales": ", ".join(r.scales), "about": r.about} for n, r in RECIPES.items()]
+
+
+def recipe_completion(options: type[RecipeOptions]) -> Any:
+    """What a shell can complete: the recipes as subcommands, each with its options."""
+    from horst.experiments.recipes import RECIPES
+
+    subcommand = load_extra("tyro").conf.subcommand
+    kinds = [Annotated[_with_config(options, n, next(iter(r.scales))), subcommand(n)] for n, r in RECIPES.items()]
+    return Union[tuple(kinds)]  # noqa: UP007 - there is no other way for so many
+
+
+def _with_config(options: type[RecipeOptions], recipe: str, scale: str) -> Any:
+    from horst.experiments.recipes import RECIPES
+
+    scales = RECIPES[recipe].scales
+    default = scales[scale]()
+    fields: list[Any] = [
+        ("recipe", str, dataclasses.field(init=False, default=recipe)),
+        ("scale", Literal[tuple(scales)], scale),
+        ("config", type(default), default),
+    ]
+    return dataclasses.make_dataclass("Options", fields, bases=(options,), frozen=True, kw_only=True)
+
+
+def _scale(arguments: Sequence[str]) -> str:
+    """The last ``--scale`` among the words: it decides which options there are, so it is read before them."""
+    found = ""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--scale":
+            found = following
+        elif word.startswith("--scale="):
+            found = word.partition("=")[2]
+    return found

@@ -1,0 +1,76 @@
+"""``horst report RESULTS --out report.html``: one page from result files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from horst.cli.destination import check_free
+from horst.cli.output import write, write_json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which results, and where the page goes."""
+
+    results: tuple[Path, ...]
+    """Result files (.json), or folders with such files in them, at any depth."""
+    out: Path = Path("report.html")
+    """The page."""
+    formats: tuple[Literal["png", "svg", "markdown"], ...] = ()
+    """What else to write beside it: the figures as files, the report as Markdown."""
+    overwrite: bool = False
+    """Replace what is there."""
+    json: bool = False
+    """Print JSON: where the page is, and what went into it."""
+
+
+def main(options: Options) -> None:
+    """Check every file, then build the page."""
+    from horst.report import html
+
+    files = find_results(options.results)
+    check_free(options.out, options.overwrite, "file")
+    if "markdown" in options.formats:
+        check_free(options.out.with_suffix(".md"), options.overwrite, "file")
+    html.build(files, options.out, formats=options.formats)
+    if options.json:
+        write_json({"out": str(options.out), "results": [str(file) for file in files]})
+    else:
+        write(f"{len(files)} results -> {options.out}")
+
+
+def find_results(given: Sequence[Path]) -> list[Path]:
+    """The result files that were named, and those in the folders that were.
+
+    In a folder, JSON files of another kind are passed over; what is half written is not, and refused like a file that
+    was named.
+    """
+    from horst.report.html import read_result
+
+    if not given:
+        raise ValueError("name result files, or folders with such files in them: horst report runs/.")
+    found: dict[Path, None] = {}
+    for path in given:
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {path}. horst run writes results to runs/.")
+        inside = [file for file in sorted(path.rglob("*.json")) if _is_result(file)] if path.is_dir() else [path]
+        if not inside:
+            raise ValueError(f"{path} holds no result file. horst run writes them, as runs/RECIPE_SCALE.json.")
+        found |= dict.fromkeys(inside)
+    for path in found:
+        read_result(path)
+    return list(found)
+
+
+def _is_result(path: Path) -> bool:
+    """By its first words, if it is cut short: it must not be left out without a word."""
+    content = path.read_bytes()
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError):
+        return b'"experiment"' in content[:4096]
+    return isinstance(parsed, dict) and "experiment" in parsed and "schema_version" in parsed

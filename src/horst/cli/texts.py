@@ -1,0 +1,135 @@
+"""Text for a model: its tokenizer, token files made of whatever ``--data`` names, and windows to calibrate on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from horst.cli.models import LoadedModel
+from horst.cli.progress import quiet
+from horst.data.tokenization import tokenize
+from horst.data.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, load_tokenizer
+from horst.extras import load_extra
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TokenizerName = Literal["auto", "gpt2", "bytes"]
+HUB = "hub:"
+WIKITEXT = "wikitext"
+_LONGEST = 2048  # where a model could take more, or does not say
+_BATCH = 8  # sequences that go through a block at once when calibrating
+
+
+class ModelTokenizer:
+    """The tokenizer that lies beside a model's weights, as :func:`horst.data.tokenization.tokenize` wants it."""
+
+    def __init__(self, path: Path) -> None:
+        auto = load_extra("transformers").AutoTokenizer
+        self._tokenizer = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        self.name = str(path.name)
+        self.vocabulary = len(self._tokenizer)
+        ends = (getattr(self._tokenizer, f"{kind}_token_id", None) for kind in ("eos", "sep", "bos", "pad"))
+        end = next((number for number in ends if number is not None), None)
+        if end is None:
+            raise ValueError(f"the tokenizer of {path} has no token for the end of a text.")
+        self.end_of_text = int(end)
+
+    def encode(self, text: str) -> list[int]:
+        """The text's tokens."""
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return tokens
+
+
+def tokenizer_for(loaded: LoadedModel, name: TokenizerName) -> Tokenizer:
+    """The tokenizer named; ``auto`` is the model's own, or the one of ours that has its vocabulary."""
+    if name != "auto":
+        return load_tokenizer(name)
+    if loaded.has_tokenizer:
+        return ModelTokenizer(loaded.path)
+    if GPT2Tokenizer.vocabulary <= loaded.vocabulary < GPT2Tokenizer.vocabulary + 128:  # rounded up, for speed
+        return GPT2Tokenizer()
+    if loaded.vocabulary in (ByteTokenizer.vocabulary - 1, ByteTokenizer.vocabulary):
+        return ByteTokenizer()
+    raise ValueError(
+        f"{loaded.path} has no tokenizer files, and its {loaded.vocabulary} tokens are not GPT-2's or bytes. Save its "
+        "tokenizer beside it, give token files (horst data), or choose --tokenizer."
+    )
+
+
+def source(data: str) -> Any:
+    """What :class:`horst.data.documents.Source` takes: a path, or with ``hub:`` in front a data set of the Hub.
+
+    ``hub:owner/name`` and ``hub:owner/name/config``, either with ``:split`` behind it. Without the prefix nothing is
+    ever fetched: a misspelt path is a misspelt path.
+    """
+    if not data.startswith(HUB):
+        return Path(data)
+    name, _, split = data.removeprefix(HUB).partition(":")
+    owner, _, rest = name.partition("/")
+    dataset, _, config = rest.partition("/")
+    if not owner or not dataset:
+        raise ValueError(f"a data set of the Hub is {HUB}owner/name, with /config and :split if wanted, got {data!r}.")
+    return load_extra("datasets").load_dataset(f"{owner}/{dataset}", config or None, split=split or "train")
+
+
+@contextlib.contextmanager
+def token_file(data: str, loaded: LoadedModel, tokenizer: TokenizerName, split: str) -> Iterator[Path]:
+    """A token file of ``data``: it itself, ``split.bin`` of a folder of them, or one made for as long as this is open.
+
+    Args:
+        data: Text (.txt, .jsonl, .parquet), a token file (.bin), a folder of ``horst data``, ``wikitext``, or see
+            :func:`source`.
+        loaded: The model that shall read it.
+        tokenizer: For text.
+        split: ``"train"`` or ``"val"``.
+    """
+    path = Path(data)
+    if path.is_dir():
+        path = path / f"{split}.bin"
+        if not path.is_file():
+            raise FileNotFoundError(f"{data} has no {split}.bin. Give a folder that horst data made, or a text file.")
+    if path.suffix == ".bin":
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        is_wikitext = data == WIKITEXT and not path.exists()
+        opened = _wikitext(Path(folder), split) if is_wikitext else source(data)
+        if isinstance(opened, Path) and not opened.exists():
+            raise FileNotFoundError(f"there is no file {data}.")
+        with quiet("horst.data"):
+            made = tokenize(opened, Path(folder) / "tokens", tokenizer=tokenizer_for(loaded, tokenizer), validation=0)
+        yield made / "train.bin"
+
+
+def _wikitext(folder: Path, split: str) -> Path:
+    """WikiText-2 as perplexities are usually given on it: all lines as one text, with empty lines between."""
+    lines = source(f"{HUB}Salesforce/wikitext/wikitext-2-raw-v1:{'train' if split == 'train' else 'test'}")["text"]
+    path = folder / "wikitext.txt"
+    path.write_text("\n\n".join(lines), encoding="utf-8")
+    return path
+
+
+def choose_context(loaded: LoadedModel, asked: int | None) -> int:
+    """Tokens in a window: what was asked for, if the model can take it."""
+    longest = loaded.longest
+    if asked is None:
+        return min(longest or _LONGEST, _LONGEST)
+    if asked < 1 or (longest is not None and asked > longest):
+        raise ValueError(f"--context must lie between 1 and the model's {longest or 'limit'}, got {asked}.")
+    return asked
+
+
+def calibration_windows(path: Path, loaded: LoadedModel, *, context: int, samples: int, seed: int) -> list[Tensor]:
+    """Batches of ``samples`` windows drawn from a token file without replacement, by ``seed``."""
+    import torch
+
+    from horst.data.token_batches import TokenBatches
+
+    windows = TokenBatches(path, batch_size=1, context=context, seed=seed, vocabulary=loaded.vocabulary)
+    drawn = [tokens for tokens, _ in itertools.islice(windows.batches(), samples)]
+    return list(torch.cat(drawn).split(_BATCH))

@@ -1,0 +1,180 @@
+"""Recipes: run, sweep, and what they leave behind taken up by the other commands."""
+
+import dataclasses
+import json
+import pathlib
+import types
+
+import pytest
+
+from horst.cli import sweep
+from horst.experiments.recipes import RECIPES, Recipe
+from horst.experiments.result import Result
+
+TINY = [
+    "--scale", "cpu", "--data", "tokens", "--steps", 4, "--batch-size", 2, "--warmup-steps", 1, "--layers", 3,
+    "--heads", 2, "--width", 16, "--context", 16, "--checkpoint-every", 4, "--sparsities", 0.5, "--eval-batch-size", 8,
+    "--json",
+]  # fmt: skip
+
+
+def without_clocks(rows):
+    return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
+
+
+@pytest.fixture
+def tokens(horst, texts):
+    words = ["--tokenizer", "bytes", "--validation", "2", "--out", "tokens"]
+    assert horst("data", "tokenize", texts / "text.jsonl", *words).code == 0
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_run_of_table_6_is_pruned_and_evaluated_to_the_same_numbers(horst):
+    """The recipe prunes in memory; the commands read its checkpoint, prune that, and read what they wrote."""
+    ran = horst("run", "table6", *TINY, "--optimizers", "horst", "--directory", "runs/mine", "--out", "mine.json")
+    assert ran.code == 0
+    dense, half = ran.json
+    assert Result.load("mine.json").rows == ran.json
+    (directory,) = pathlib.Path("runs/mine").iterdir()
+    words = ["--data", "tokens", "--batch-size", "8", "--json"]
+    assert horst("eval", directory, *words).json["loss"] == pytest.approx(dense["loss"], rel=1e-7)
+    assert horst("prune", directory, "--sparsity", 0.5, "--layers", "paper", "--out", "pruned").code == 0
+    pruned = horst("eval", "pruned", *words).json
+    assert pruned["loss"] == pytest.approx(half["loss"], rel=1e-5)  # now in the class of transformers
+    assert pruned["loss"] != pytest.approx(dense["loss"], rel=1e-5)
+
+
+def test_a_run_of_table_1_is_evaluated_to_the_same_accuracy(horst):
+    words = ["--epochs", 1, "--depth", 2, "--width", 8, "--heads", 2, "--checkpoint-every", 1, "--directory", "runs/t1"]
+    ran = horst("run", "table1", "--scale", "cpu", *words, "--optimizers", "adamw", "--json")
+    assert ran.code == 0
+    assert json.loads(pathlib.Path("runs/table1_cpu.json").read_text())["rows"] == ran.json
+    (directory,) = pathlib.Path("runs/t1").iterdir()
+    found = horst("eval", directory, "--data", "digits", "--json").json
+    assert found["top1"] == pytest.approx(ran.json[0]["top1"])
+    assert found["zeros"] > 0.5
+    assert horst("export", directory, "--out", "sparse").code == 0
+    assert horst("eval", "sparse", "--data", "digits", "--json").json["top1"] == found["top1"]
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_sweep_in_processes_finds_what_a_run_finds(horst, jobs):
+    words = ["table6", *TINY, "--optimizers", "adamw", "horst"]
+    ran = horst("run", *words, "--directory", "runs/one", "--out", "one.json")
+    swept = horst("sweep", *words, "--directory", "runs/many", "--out", "many.json", "--jobs", jobs, "--logs", "logs")
+    assert swept.code == 0
+    assert without_clocks(swept.json) == without_clocks(ran.json)
+    assert sorted(p.name for p in pathlib.Path("logs").iterdir()) == [
+        "table6-seed0-adamw.log",
+        "table6-seed0-horst.log",
+    ]
+    assert "step 4" in pathlib.Path("logs/table6-seed0-horst.log").read_text()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StubConfig:
+    """A stub.
+
+    Args:
+        seeds: Seeds.
+        optimizers: Optimizers.
+        sparsities: Sparsities.
+        directory: Where to.
+        breaks: A seed that fails.
+    """
+
+    seeds: tuple[int, ...] = (0, 1)
+    optimizers: tuple[str, ...] = ("adamw", "horst")
+    sparsities: tuple[float, ...] = (0.5, 0.9)
+    directory: pathlib.Path = pathlib.Path("runs/stub")
+    breaks: int | None = None
+
+
+def stub_run(config):
+    if config.breaks in config.seeds:
+        raise RuntimeError(f"seed {config.breaks}\nbroke")
+    cells = [(s, o, p) for s in config.seeds for o in config.optimizers for p in config.sparsities]
+    config.directory.mkdir(parents=True, exist_ok=True)
+    for seed, optimizer, sparsity in cells:
+        (config.directory / f"{seed}-{optimizer}-{sparsity}").touch()
+    rows = [{"seed": s, "optimizer": o, "sparsity": p} for s, o, p in cells]
+    return Result(experiment="stub", config={}, rows=rows, curves={}, notes=[], environment={}, seconds=0.0)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setitem(RECIPES, "stub", Recipe(about="A stub", run=stub_run, scales={"paper": StubConfig}))
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_sweep_on_slurm_submits_one_job_a_cell(horst, monkeypatch):
+    import submitit
+
+    asked, real = {}, submitit.AutoExecutor
+    update = real.update_parameters
+
+    def auto_executor(folder, cluster):
+        asked["cluster"] = cluster
+        return real(folder, cluster="debug")  # the same calls, in this process
+
+    monkeypatch.setattr(submitit, "AutoExecutor", auto_executor)
+
+    monkeypatch.setattr(real, "update_parameters", lambda self, **given: asked.update(given) or update(self, **given))
+    words = ["--on", "slurm", "--partition", "gpu", "--minutes", 30, "--gpus", 2, "--jobs", 4, "--json"]
+    swept = horst("sweep", "stub", *words)
+    assert swept.code == 0
+    assert len(swept.json) == len(list(pathlib.Path("runs/stub").iterdir())) == 8
+    assert swept.err.count("is job") == 8
+    assert asked["cluster"] == "slurm"
+    assert (asked["timeout_min"], asked["gpus_per_node"], asked["slurm_partition"]) == (30, 2, "gpu")
+    assert asked["slurm_array_parallelism"] == 4
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_failed_job_is_named_and_nothing_is_put_together(horst, monkeypatch):
+    import submitit
+
+    real = submitit.AutoExecutor
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda folder, cluster: real(folder, cluster="debug"))
+    found = horst("sweep", "stub", "--on", "slurm", "--breaks", 1)
+    assert found.code == 1
+    assert "stub-seed1-adamw-sparsity0.5 failed" in found.err
+    assert "RuntimeError" in found.err
+    assert "Traceback" not in found.err
+    assert not pathlib.Path("runs/stub_paper.json").exists()
+    assert len(list(pathlib.Path("runs/stub").iterdir())) == 4  # the other seed's are kept
+
+
+def test_the_cells_of_a_sweep():
+    cells = sweep.split("stub", StubConfig(seeds=(3,)))
+    assert list(cells) == [
+        "stub-seed3-adamw-sparsity0.5",
+        "stub-seed3-adamw-sparsity0.9",
+        "stub-seed3-horst-sparsity0.5",
+        "stub-seed3-horst-sparsity0.9",
+    ]
+    assert cells["stub-seed3-horst-sparsity0.9"] == StubConfig(seeds=(3,), optimizers=("horst",), sparsities=(0.9,))
+    once = sweep.split("table6", StubConfig())
+    assert [cell.sparsities for cell in once.values()] == [(0.5, 0.9)] * 4
+    with pytest.raises(ValueError, match="use horst run figure1"):
+        sweep.split("figure1", types.SimpleNamespace(directory="runs"))
+
+
+@pytest.mark.usefixtures("stub")
+def test_run_prints_a_table_and_asks_before_it_replaces(horst):
+    found = horst("run", "stub", "--seeds", 7, "--optimizers", "adamw")
+    assert found.code == 0
+    assert found.out.splitlines()[1:3] == ["seed  optimizer  sparsity", "   7  adamw           0.5"]
+    assert horst("run", "stub").code == 2
+    assert horst("run", "stub", "--overwrite").code == 0
+    assert len(Result.load("runs/stub_paper.json").rows) == 8
+
+
+def test_every_recipe_shows_its_options(horst):
+    for name, recipe in RECIPES.items():
+        for scale in recipe.scales:
+            shown = horst("run", name, "--scale", scale, "--help")
+            assert shown.code == 0
+            assert "--overwrite" in shown.out
+    assert "--partition" in horst("sweep", "table1", "--help").out
