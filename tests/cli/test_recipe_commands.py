@@ -146,6 +146,7 @@ def test_a_failed_job_is_named_and_nothing_is_put_together(horst, monkeypatch):
     assert len(list(pathlib.Path("runs/stub").iterdir())) == 4  # the other seed's are kept
 
 
+@pytest.mark.usefixtures("stub")
 def test_the_cells_of_a_sweep():
     cells = sweep.split("stub", StubConfig(seeds=(3,)))
     assert list(cells) == [
@@ -157,8 +158,8 @@ def test_the_cells_of_a_sweep():
     assert cells["stub-seed3-horst-sparsity0.9"] == StubConfig(seeds=(3,), optimizers=("horst",), sparsities=(0.9,))
     once = sweep.split("table6", StubConfig())
     assert [cell.sparsities for cell in once.values()] == [(0.5, 0.9)] * 4
-    with pytest.raises(ValueError, match="use horst run figure1"):
-        sweep.split("figure1", types.SimpleNamespace(directory="runs"))
+    with pytest.raises(ValueError, match="use horst run figure2"):
+        sweep.split("figure2", types.SimpleNamespace(directory="runs"))
 
 
 @pytest.mark.usefixtures("stub")
