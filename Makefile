@@ -15,8 +15,8 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
-quickstart: install  ## AdamW and HORST side by side on real text, then pruned
-	$(BIN)/python examples/quickstart.py
+quickstart: install  ## AdamW and HORST side by side on real text and images, pruned; writes report.html
+	$(BIN)/horst quickstart --overwrite
 
 test: install  ## everything a CPU can test, in minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist worksteal -q

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from horst.experiments.result import Result
 
 _BLOCK = re.compile(r"<!-- table:(?P<name>\w+) -->.*?<!-- /table -->", flags=re.DOTALL)
+_BAR = re.compile(r"(?<!\\)\|")  # not one that is part of a cell
 
 
 def markdown(columns: list[str], lines: list[list[str]]) -> str:
-    """A Markdown table.
+    """A Markdown table; a cell is one line whatever it holds.
 
     Example:
         >>> print(markdown(["a", "b"], [["1", "2"]]))
@@ -25,8 +26,20 @@ def markdown(columns: list[str], lines: list[list[str]]) -> str:
         |---|---|
         | 1 | 2 |
     """
-    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*head, *("| " + " | ".join(line) + " |" for line in lines)])
+    rows = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in [columns, *lines]]
+    written = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([written[0], "|" + "---|" * len(columns), *written[1:]])
+
+
+def parse(table: str) -> tuple[list[str], list[list[str]]]:
+    """The columns and lines that :func:`markdown` was given.
+
+    Example:
+        >>> parse(markdown(["a", "b"], [["1", "|x|"]]))
+        (['a', 'b'], [['1', '|x|']])
+    """
+    rows = [[cell.strip().replace("\\|", "|") for cell in _BAR.split(line)[1:-1]] for line in table.splitlines()]
+    return rows[0], rows[2:]
 
 
 def number(value: float | str | None, spec: str, none: str = "n/a") -> str:

@@ -40,8 +40,8 @@ def quality_against_sparsity(results: Sequence[Result], quality: str = "perplexi
     axes.set_ylabel(f"validation {quality}")
     if quality == "perplexity":
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:.0f}")
-        axes.yaxis.set_minor_formatter("{x:.0f}")
+        axes.yaxis.set_major_formatter("{x:.3g}")
+        axes.yaxis.set_minor_formatter("{x:.3g}")
     axes.grid(alpha=0.3, which="both", linewidth=0.5)
     axes.legend(fontsize=9)
     return figure
