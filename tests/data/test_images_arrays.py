@@ -346,7 +346,7 @@ def test_the_digits_are_split_by_seed():
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.delitem(sys.modules, "sklearn.datasets", raising=False)
-    with pytest.raises(ModuleNotFoundError, match="pip install scikit-learn"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "horst-optim\[lab\]"'):
         read_digits()
 
 

@@ -6,7 +6,6 @@ CIFAR-10 is in :mod:`horst.data.cifar10`; :class:`horst.data.image_arrays.ImageA
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import zipfile
 from pathlib import Path
 
@@ -149,13 +148,7 @@ def read_digits(seed: int = 0, *, test_share: float = 0.25) -> ImageData:
     """
     if not 0.0 < test_share < 1.0:
         raise ValueError(f"test_share must lie in (0, 1), got {test_share}.")
-    try:
-        datasets = importlib.import_module("sklearn.datasets")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the digits come with scikit-learn, which is not installed: pip install scikit-learn", name=error.name
-        ) from error
-    digits = datasets.load_digits()
+    digits = load_extra("sklearn.datasets").load_digits()
     images = torch.from_numpy(digits.images).to(torch.uint8).unsqueeze(-1)
     labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
