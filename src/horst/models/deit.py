@@ -108,6 +108,7 @@ def build_deit(config: DeiTConfig) -> nn.Module:
         config: See :class:`DeiTConfig`.
 
     Example:
+        >>> import torch
         >>> config = DeiTConfig(image_size=8, patch_size=2, channels=1, classes=10, width=16, depth=2, heads=2)
         >>> build_deit(config)(torch.zeros(5, 1, 8, 8)).shape
         torch.Size([5, 10])
@@ -140,6 +141,7 @@ class PatchConv2d(nn.Conv2d):
     three channels, its gradient is a matrix product too, and the compiler sees through it.
 
     Example:
+        >>> import torch
         >>> conv = nn.Conv2d(3, 8, kernel_size=4, stride=4)
         >>> x = torch.rand(2, 3, 8, 8)
         >>> torch.allclose(PatchConv2d.from_conv(conv)(x), conv(x), atol=1e-6)
