@@ -19,7 +19,7 @@ from horst.extras import load_extra
 from horst.report.quickstart_tables import language_table, vision_table
 from horst.report.tables import markdown, number, origin, rewrite_blocks
 from horst.report.transformer_figures import quality_against_sparsity, weight_distributions
-from horst.report.transformer_tables import methods_table, one_shot_table, paper_acdc_table, speed_table
+from horst.report.transformer_tables import methods_table, mirror_table, one_shot_table, paper_acdc_table, speed_table
 
 PAGES = (
     "README.md",
@@ -211,6 +211,13 @@ _GPU_STEP = ("benchmarks/results/optimizer_step_h200.json",)
 _SPARSITY = ("benchmarks/results/sparsity_h200.json",)
 _EXPORT = ("benchmarks/results/export_cpu.json",)
 _TABLE6 = ("results/transformers/table6_gpt2_wikipedia.json",)
+_MIRROR = tuple(
+    f"results/transformers/mirror_tensors/{name}.json"
+    for name in (
+        "adamw_matrices_alpha5",
+        *(f"horst_{tensors}_alpha{alpha}" for alpha in (5, 20) for tensors in ("blocks", "matrices", "all")),
+    )
+)
 _FIGURE1 = ("results/transformers/figure1_weight_spread.json",)
 # Marker on a page -> result files and the function that writes its table.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
@@ -222,6 +229,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "quickstart": (("results/quickstart.json",), quickstart_table),
     "table6": (_TABLE6, one_shot_table),
     "table6_speed": (_TABLE6, speed_table),
+    "mirror_tensors": (_MIRROR, mirror_table),
     "one_shot_methods": (("results/transformers/one_shot_methods_cpu.json",), methods_table),
     "paper_acdc": ((), paper_acdc_table),
     "figure1_left": (_FIGURE1, spread_table),

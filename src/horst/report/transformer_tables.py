@@ -54,6 +54,18 @@ def one_shot_table(results: Sequence[Result]) -> str:
     return markdown(["perplexity", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
 
 
+def mirror_table(results: Sequence[Result]) -> str:
+    """Perplexity by which tensors get the mirror step, one result a choice."""
+    levels = [row["sparsity"] for row in results[0].rows if row["seed"] == results[0].rows[0]["seed"]]
+    lines = []
+    for result in results:
+        first = result.rows[0]
+        tensors = result.config["run"]["optimization"]["mirror"] if first["alpha"] else ""
+        cells = [[row["perplexity"] for row in result.rows if row["sparsity"] == level] for level in levels]
+        lines.append([contender(first), tensors, *(spread(values, ".2f") for values in cells)])
+    return markdown(["optimizer", "mirror", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
+
+
 def methods_table(results: Sequence[Result]) -> str:
     """Perplexity by optimizer, pruning method and sparsity."""
     rows = [row for result in results for row in result.rows]
