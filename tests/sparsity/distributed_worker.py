@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
@@ -35,9 +36,10 @@ def build(kind: str, name: str, rank: int, world: int) -> tuple:
         model = DistributedDataParallel(model)
     else:
         placement = (lambda p: Shard(1) if p.dim() == 2 else Shard(0)) if kind == "fsdp-columns" else None
+        mesh = init_device_mesh("cpu", (world,))  # else a machine with a GPU shards over that
         for block in model.blocks:
-            fully_shard(block, shard_placement_fn=placement)
-        fully_shard(model, shard_placement_fn=placement)
+            fully_shard(block, mesh=mesh, shard_placement_fn=placement)
+        fully_shard(model, mesh=mesh, shard_placement_fn=placement)
     optimizer = adamw(model.parameters())
     options = {"loss": lambda m: local_loss(m, 0, rank, world)} if name == "snip" else {}
     return model, optimizer, METHODS[name](model, optimizer, **options)
@@ -58,7 +60,7 @@ def run(kind: str, name: str, rank: int, world: int) -> dict:
             sparsifier.close()
             model, optimizer, sparsifier = build(kind, name, rank, world)
             if recorder is not None:
-                sparsifier.observers.append(recorder._record)
+                recorder = Recorder(sparsifier, quantiles=(0.5,))  # filled by the sparsifier's state
             with torch.no_grad():
                 for n, p in model.named_parameters():
                     p.copy_(weights[n])

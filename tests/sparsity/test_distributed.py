@@ -96,6 +96,7 @@ def run_script(script, tmp_path, world):
 
 UNEVEN = """
 import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 sys.path.insert(0, sys.argv[3])
 from sparse_methods import Tiny, adamw
@@ -113,7 +114,7 @@ for make in (
     for p in model.parameters():
         p.data = (p.data * 4).round() / 4
     if world > 1:
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     print("hash", make(model, adamw(model.parameters())).mask_hash())
 if world > 1:
     dist.barrier()

@@ -71,11 +71,11 @@ class Launch:
         here = device.type != "cuda" or device.index == torch.cuda.current_device()
         with contextlib.nullcontext() if here else torch.cuda.device(device):  # the guard takes as long as a launch
             if known is not None:
-                known[grid](*arguments, *constants)
+                known(*arguments, *constants)
                 return
             compiled = kernel[grid](*arguments, *constants, num_warps=NUM_WARPS)
-        if may_reuse:
-            self.compiled[constants] = compiled  # None in Triton's interpreter
+        if may_reuse and compiled is not None:  # None in Triton's interpreter
+            self.compiled[constants] = compiled[grid]
 
 
 class LaunchCache:

@@ -150,6 +150,8 @@ class MirroredAdam(Optimizer, abc.ABC):
     def _forget_launches(self) -> None:
         self._launches: dict[tuple[int, bool, bool], LaunchCache] = defaultdict(LaunchCache)
         self._backends: dict[int, tuple[tuple[Any, ...], Backend]] = {}
+        # by id of a group's list: all values of self.state when the group's own were looked up, and these
+        self._group_states: dict[int, tuple[list[Any], list[dict[str, Any]]]] = {}
         self._counters_placed: set[int] = set()  # groups whose step counters lie on their device, by id of the list
         self._warned = False
 
@@ -176,6 +178,19 @@ class MirroredAdam(Optimizer, abc.ABC):
         # torch.amp.GradScaler then leaves unscaling and skipping to the kernel, and the host never waits
         return all(self._backend(group) == "fused" for group in self.param_groups)
 
+    def _states(self, group_params: list[Tensor], params: list[Tensor]) -> list[dict[str, Any]]:
+        """The state of each parameter; looked up by hash only when a dictionary in ``self.state`` has been replaced."""
+        known = self._group_states.get(id(group_params))
+        if known is not None:
+            everything, states = known
+            same = len(everything) == len(self.state) and all(map(operator.is_, self.state.values(), everything))
+            if same and len(states) == len(params):
+                return states
+        states = list(map(self.state.__getitem__, params))
+        if len(params) == len(group_params):
+            self._group_states[id(group_params)] = (list(self.state.values()), states)
+        return states
+
     # torch.compile calls this method outside of its trace, by this name and with lists that it fills.
     def _init_group(
         self,
@@ -193,7 +208,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         grads += [grad for p in group["params"] if (grad := p.grad) is not None]
         every = len(grads) == len(group["params"])
         params += group["params"] if every else [p for p in group["params"] if p.grad is not None]
-        states = list(map(self.state.__getitem__, params))
+        states = self._states(group["params"], params)
         if not all(states):
             self._refuse_sparse(params, grads)
             for p, state in zip(params, states, strict=True):
@@ -280,7 +295,8 @@ class MirroredAdam(Optimizer, abc.ABC):
             )
 
     def _check_before_step(self, group: dict[str, Any]) -> None:
-        if not group["capturable"] and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        on_gpu = group["params"][0].is_cuda
+        if on_gpu and not group["capturable"] and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{type(self).__name__}.step() is being captured in a CUDA graph with capturable=False. "
                 "Make the optimizer with capturable=True, and with a tensor lr if a schedule changes it."
