@@ -17,6 +17,7 @@ from horst.report.figure_svg import DARK_GROUND, DARK_INK, contrast, inline, on_
 from horst.report.figures import new_figure
 from horst.report.sections import KINDS
 from horst.report.tables import markdown, parse
+from horst.report.transformer_figures import phases_and_overlap
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMITTED = [*sorted((ROOT / "results").rglob("*.json")), *sorted((ROOT / "benchmarks/results").glob("*.json"))]
@@ -95,7 +96,7 @@ def one_shot(seeds=(0,), steps=10, behind_at=None):
     return result("table6_gpt2_one_shot", config=config, rows=rows, curves=curves, notes=["Ours is smaller."])
 
 
-def acdc(experiment="table1_deit_acdc", sparsities=(0.7, 0.9), width=32, names=("adamw", "horst")):
+def acdc(experiment="table1_deit_acdc", sparsities=(0.7, 0.9), width=32, names=("adamw", "horst"), phases=False):
     """What Tables 1, 3 and 4 write, with two seeds."""
     alphas = {"adamw": 0.0, "ham": 200.0, "horst": 5.0}
     rows = [
@@ -116,7 +117,21 @@ def acdc(experiment="table1_deit_acdc", sparsities=(0.7, 0.9), width=32, names=(
     ]
     config = {"run": {"model": {"width": width}, "optimization": {}}, "setting": "toys"}
     histograms = {str(level): dict.fromkeys(names, HISTOGRAM) for level in sparsities}
-    return result(experiment, config=config, rows=rows, curves={"histograms": histograms})
+    curves = {"histograms": histograms} | ({"phases": [phases_of(row) for row in rows]} if phases else {})
+    return result(experiment, config=config, rows=rows, curves=curves)
+
+
+def phases_of(row):
+    """Two sparse phases of ten epochs, with an accuracy at the end alone."""
+    records = [(2.0, "sparse", None, None), (4.0, "dense", None, None), (6.0, "sparse", 0.75 + row["seed"] / 10, 0.02)]
+    return {
+        **row,
+        "records": [
+            {"epoch": e, "phase": p, "sparsity": row["sparsity"] * (p == "sparse"), "overlap": o, "sign_flips": f}
+            for e, p, o, f in records
+        ],
+        "accuracy": [{"epoch": 10.0, "top1": row["top1"]}],
+    }
 
 
 def quickstart(done=6):
@@ -143,7 +158,11 @@ def built(folder, *results, **options):
 def everything(tmp_path_factory):
     """One page with all committed results and a toy of every kind that has none."""
     folder = tmp_path_factory.mktemp("everything")
-    toys = [acdc(), acdc("table3_ham", (0.9,), names=("adamw", "ham", "horst")), acdc("table4_long_run", (0.7,))]
+    toys = [
+        acdc(phases=True),
+        acdc("table3_ham", (0.9,), names=("adamw", "ham", "horst")),
+        acdc("table4_long_run", (0.7,)),
+    ]
     files = [toy.save(folder / f"{toy.experiment}.json") for toy in (*toys, result(rows=[{"a": 1}]), quickstart(2))]
     return html.build([*COMMITTED, *files], folder / "report.html")
 
@@ -228,6 +247,27 @@ def test_vision_tables_have_the_papers_accuracies(tmp_path, experiment, level, t
     cells = built(tmp_path, acdc(experiment, (level,), names=names)).texts("td")
     assert theirs in cells
     assert f"{100 * (0.8 - level / 10) + 0.5:.2f} ± 0.71" in cells
+
+
+def test_phases_are_shown_where_a_file_has_them(tmp_path):
+    def drawings(**options):
+        svgs = built(tmp_path, acdc(**options)).all("svg")
+        return [e["attrs"]["aria-label"] for e in svgs if e["attrs"]["aria-label"].startswith("Charts over the epochs")]
+
+    assert drawings() == []
+    with_phases = drawings(phases=True)
+    assert len(with_phases) == 2  # a sparsity each
+    assert "HORST, alpha 5: 80% in the second sparse phase, 80% in the last." in with_phases[0]
+    text = built(tmp_path, acdc(phases=True)).texts("main")[0]
+    assert "The phases of AC/DC to 90% sparsity" in text
+    assert "at most 2.0% had changed sign" in text
+
+
+def test_phases_of_two_rates_are_not_taken_for_seeds():
+    runs = [phases_of(row) for row in acdc(sparsities=(0.9,)).rows]
+    both = [*runs, *({**run, "lr": 1e-3} for run in runs)]
+    labels = [text.get_text() for text in phases_and_overlap(both).axes[1].get_legend().get_texts()]
+    assert labels == [f"{name}, lr {lr}" for lr in ("0.005", "0.001") for name in ("AdamW", "HORST, alpha 5")]
 
 
 def test_a_model_of_the_width_of_deit_base_is_set_beside_it(tmp_path):

@@ -1,11 +1,14 @@
 """The pages' tables come from the committed result files, and are up to date."""
 
 import pathlib
+import re
 
+import matplotlib
 import pytest
 
 from horst.experiments.result import Result
 from horst.report import pages
+from horst.report.figures import save_figure
 from horst.report.tables import rewrite_blocks
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,6 +26,38 @@ def test_every_table_is_on_a_page_and_its_files_say_where_they_come_from(name):
     for file in pages.TABLES[name][0]:
         environment = Result.load(ROOT / file).environment
         assert {"commit", "torch", "python", "device"} <= set(environment)
+
+
+def drawing(text):
+    """An SVG's numbers, and all else but ids, which are hashes of the numbers."""
+    text = re.sub(r'(\bid="|url\(#|href="#)[^")]*', r"\1", text)
+    number = re.compile(r"(?<![#\w])-?\d+\.?\d*(?:e-?\d+)?")
+    return number.sub("", text), [float(found) for found in number.findall(text)]
+
+
+@pytest.mark.parametrize("figure", [name for name in pages.FIGURES if name.endswith(".svg")])
+def test_a_committed_drawing_is_that_of_its_files(figure, tmp_path):
+    committed = (ROOT / figure).read_text()
+    version = re.search(r"Matplotlib v([^,]+),", committed)[1]
+    if version != matplotlib.__version__:
+        pytest.skip(f"the committed figure was drawn by matplotlib {version}, this is {matplotlib.__version__}")
+    files, draw = pages.FIGURES[figure]
+    save_figure(draw([Result.load(ROOT / file) for file in files]), tmp_path / "figure.svg")
+    (shape, numbers), (shape_now, numbers_now) = (
+        drawing(text) for text in (committed, (tmp_path / "figure.svg").read_text())
+    )
+    assert shape == shape_now, f"run python -m horst.report.pages: {figure} is out of date"
+    assert numbers == pytest.approx(numbers_now, abs=0.01)  # points, of which an inch has 72
+
+
+@pytest.mark.parametrize("figure", pages.FIGURES)
+def test_every_figure_is_on_a_page_with_words_for_those_who_do_not_see_it(figure):
+    texts = [(ROOT / page).read_text() for page in pages.PAGES]
+    words = [
+        found for text in texts for found in re.findall(rf"!\[([^\]]*)\]\([^)]*{pathlib.Path(figure).name}\)", text)
+    ]
+    assert words, f"no page shows {figure}"
+    assert all(len(found) > 20 for found in words)
 
 
 def test_a_page_that_asks_for_an_unknown_table_is_refused():

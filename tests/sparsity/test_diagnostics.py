@@ -29,7 +29,45 @@ def test_overlap_and_sign_flips_by_hand():
         "sign_flips": 1 / 3,
         "quantiles": {"0.5": 7.0, "1.0": 9.0},
     }
+    assert [(r["overlap"], r["sign_flips"]) for r in recorder.records] == [(None, None), (None, None), (3 / 4, 1 / 3)]
     assert [(r["step"], r["kind"]) for r in recorder.records] == [(1, "prune"), (2, "restore"), (3, "prune")]
+
+
+def test_shares_over_all_layers_count_weights_not_layers():
+    model = nn.Sequential(nn.Linear(8, 1, bias=False), nn.Linear(2, 1, bias=False))
+    model[0].weight.data = torch.tensor([[8.0, 7.0, 6.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    model[1].weight.data = torch.tensor([[5.0, 1.0]])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    sparsifier = ACDC(model, optimizer, sparsity=0.6, schedule=Phases((1, 2, 3), end=5), layers="all_linear")
+    recorder = Recorder(sparsifier, quantiles=())
+    sparsifier.step()  # keeps the first three, and one of the second layer
+    sparsifier.step()
+    model[0].weight.data = torch.tensor([[-8.0, -7.0, 6.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    model[1].weight.data = torch.tensor([[1.0, 5.0]])
+    sparsifier.step()  # the first three again, two of them with another sign; the other of the second layer
+    last = recorder.records[-1]
+    assert [(row["overlap"], row["sign_flips"]) for row in last["layers"].values()] == [(1.0, 2 / 3), (0.0, None)]
+    assert (last["overlap"], last["sign_flips"]) == (3 / 4, 2 / 3)
+    assert all(row["quantiles"] == {} for row in last["layers"].values())
+
+
+def test_the_sparsifiers_state_holds_its_recorders():
+    model = Tiny()
+    optimizer = adamw(model.parameters())
+    sparsifier = ACDC(model, optimizer, sparsity=0.9, schedule=PHASES)
+    recorder = Recorder(sparsifier)
+    for step in range(15):
+        train_step(model, [optimizer], sparsifier, step)
+    assert len(recorder.records) == 3
+    other = Tiny()
+    resumed = ACDC(other, adamw(other.parameters()), sparsity=0.9, schedule=PHASES)
+    again = Recorder(resumed)
+    resumed.load_state_dict(sparsifier.state_dict())
+    assert again.records == recorder.records
+    assert again._previous.keys() == recorder._previous.keys()
+    without = {key: value for key, value in sparsifier.state_dict().items() if key != "observers"}
+    resumed.load_state_dict(without)  # of a run that had no recorder
+    assert again.records == recorder.records
 
 
 def test_records_survive_a_restart():

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from horst.sparsity import Recorder
 from horst.sparsity.sharding import part_of
 
 
@@ -32,7 +33,9 @@ def build(name, mesh=None):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
     optimizer = adamw(model.parameters())
-    return model, optimizer, METHODS[name](model, optimizer)
+    sparsifier = METHODS[name](model, optimizer)
+    Recorder(sparsifier, quantiles=())  # its state is part of the sparsifier's
+    return model, optimizer, sparsifier
 
 
 def train(model, optimizer, sparsifier, steps):
@@ -82,7 +85,8 @@ def test_a_state_goes_from_sharded_to_plain_and_back(name, to_sharded, mesh):
     copy_state(source, target)
     state = source[2].state_dict()
     if not to_sharded:  # what is shaped like a weight is sharded like it, so that a checkpoint can cut it anew
-        assert all(isinstance(t, DTensor) for t in tensors(state["pruned"]) + tensors(state["best"]))
+        shaped_like_weights = [t for part in ("pruned", "best", "observers") for t in tensors(state[part])]
+        assert all(isinstance(t, DTensor) for t in shaped_like_weights)
     target[2].load_state_dict(copy.deepcopy(whole(state)))  # as a checkpoint gives it to one rank
     target[2].load_state_dict(copy.deepcopy(state) if to_sharded else state)  # as it is
     assert target[2].mask_hash() == source[2].mask_hash()
@@ -91,6 +95,7 @@ def test_a_state_goes_from_sharded_to_plain_and_back(name, to_sharded, mesh):
     assert target[2].mask_hash() == source[2].mask_hash()
     for p, q in zip(source[0].parameters(), target[0].parameters(), strict=True):
         torch.testing.assert_close(whole(p), whole(q), rtol=1e-5, atol=1e-6)
+    assert target[2].observers[0].records == source[2].observers[0].records
     a, b = (run[2].best for run in (source, target))
     assert a.keys() == b.keys()
     assert differences({k: v.weights for k, v in a.items()}, {k: v.weights for k, v in b.items()}) == []

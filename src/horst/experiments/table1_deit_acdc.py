@@ -1,6 +1,7 @@
 """Table 1 and Figure 3 (left): a DeiT trained with AC/DC to high sparsity, AdamW against HORST.
 
-The weight distributions of Figure 3 are those of the weights that the final masks keep.
+The weight distributions of Figure 3 are those of the weights that the final masks keep. Beyond the paper, each run
+tells its phases: how much of a sparse mask the next one keeps, and the accuracy over time.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ def run(config: Config, name: str = NAME) -> Result:
 def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {}
+    phases: list[dict[str, Any]] = []
     for sparsity in config.sparsities:
         for seed in config.seeds:
             for optimizer in config.optimizers:
                 found = one_run(config, optimizer, sparsity, seed, world)
                 rows.append(found["row"])
+                if "phases" in found:  # an outcome that an earlier version left has none
+                    phases.append(found["phases"])
                 if seed == config.seeds[0]:
                     histograms.setdefault(f"{sparsity:g}", {})[optimizer] = found["histogram"]
     run = config.run
@@ -63,7 +67,7 @@ def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str,
         f"width {run.model.width}, depth {run.model.depth}, {run.epochs} epochs of batches of {run.batch_size}. The "
         "paper: ImageNet, 224 x 224 in patches of 16, 300 epochs.",
     ]
-    return rows, {"histograms": histograms}, notes
+    return rows, {"histograms": histograms, "phases": phases}, notes
 
 
 def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: World) -> dict[str, Any]:
@@ -76,6 +80,7 @@ def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: 
     def compute() -> dict[str, Any]:
         model, trained, masks = train_sparse_vision_model(config.run, optimizer, sparsity, seed, directory, world)
         parameters = dict(model.named_parameters())
+        phases = masks.pop("phases")
         names = masks.pop("masked_layers", [name for name in parameters if name.startswith("blocks.")])
         weights = [whole_tensor(parameters[name]) for name in names if parameters[name].dim() > 1]
         return {
@@ -89,6 +94,7 @@ def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: 
                 "seconds": trained.seconds,
             },
             "histogram": weight_histogram(weights, nonzero=True),
+            "phases": {**about, **phases},
         }
 
     return once(directory / "outcome.json", dataclasses.asdict(config.run), compute)

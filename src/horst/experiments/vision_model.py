@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,7 +19,7 @@ from horst.data.imagenet import ImageNet
 from horst.data.mixing import Mixing
 from horst.experiments.contenders import Name, Optimization
 from horst.models.deit import DeiTConfig, build_deit
-from horst.sparsity import ACDC, acdc_epochs, acdc_steps
+from horst.sparsity import ACDC, Recorder, acdc_epochs, acdc_steps
 from horst.sparsity.layers import Preset
 from horst.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
 from horst.training.distributed import World
@@ -106,7 +108,8 @@ def train_sparse_vision_model(
     """Train from the seed's weights with AC/DC; sparsity 0 is a dense run.
 
     Returns:
-        The model, the loop's result, and what the masks hold at the end.
+        The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
+        ``records``, one for each change of masks (:func:`phase_records`), and ``accuracy``, one for each evaluation.
     """
     torch.manual_seed(seed)
     model = parallelize(build_deit(config.model), config.parallel, world.device)
@@ -134,7 +137,8 @@ def train_sparse_vision_model(
         deterministic=config.deterministic,
     )
     if not sparsity:
-        return model, train(task, contender, loop, directory=directory), {}
+        result = train(task, contender, loop, directory=directory)
+        return model, result, {"phases": _history([], source, directory, world)}
     if config.epochs % 100 == 0:  # the reference's epochs, as the paper's runs have them
         phases = acdc_epochs(config.epochs, steps_per_epoch=source.steps_per_epoch)
     else:
@@ -142,11 +146,51 @@ def train_sparse_vision_model(
     with ACDC(
         model, contender, sparsity=sparsity, schedule=phases, layers=config.layers, restore=config.restore
     ) as sparsifier:
+        recorder = Recorder(sparsifier, quantiles=())  # counts at the events alone; nothing in between
         result = train(task, contender, loop, sparsifier=sparsifier, directory=directory)
         masked = sum(layer.param.numel() for layer in sparsifier.layers)
         found = {
             "masked_weights": masked,
             "zeros": round(sparsifier.current_sparsity * masked),
             "masked_layers": [layer.name for layer in sparsifier.layers],
+            "phases": _history(recorder.records, source, directory, world),
         }
     return model, result, found
+
+
+def phase_records(records: Sequence[Mapping[str, Any]], steps_per_epoch: int) -> list[dict[str, Any]]:
+    """A recorder's records over all layers: one for each change, with what the new phase begins with.
+
+    Args:
+        records: Of :class:`horst.sparsity.Recorder`.
+        steps_per_epoch: Turns steps into epochs.
+
+    Example:
+        >>> records = [{"step": 40, "kind": "prune", "sparsity": 0.9, "overlap": 0.5, "sign_flips": 0.1, "layers": {}}]
+        >>> phase_records(records, steps_per_epoch=20)
+        [{'step': 40, 'epoch': 2.0, 'phase': 'sparse', 'sparsity': 0.9, 'overlap': 0.5, 'sign_flips': 0.1}]
+    """
+    return [
+        {
+            "step": record["step"],
+            "epoch": record["step"] / steps_per_epoch,
+            "phase": "sparse" if record["kind"] == "prune" else "dense",
+            **{key: record[key] for key in ("sparsity", "overlap", "sign_flips")},
+        }
+        for record in records
+    ]
+
+
+def _history(
+    records: Sequence[Mapping[str, Any]], source: Source, directory: pathlib.Path, world: World
+) -> dict[str, list[dict[str, Any]]]:
+    """Mask changes, and the accuracies that rank 0 has written to the run's metrics."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines() if world.rank == 0 else []
+    return {
+        "records": phase_records(records, source.steps_per_epoch),
+        "accuracy": [
+            {"epoch": line["step"] / source.steps_per_epoch, "top1": line["eval_top1"]}
+            for line in map(json.loads, lines)
+            if "eval_top1" in line
+        ],
+    }

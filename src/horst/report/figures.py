@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,6 +223,20 @@ def new_figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     sharey = options.pop("sharey", False)
     figure = figure_class(layout="constrained", dpi=150, **options)
     return figure, figure.subplots(rows, columns, sharey=sharey)
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str], ending: str = "") -> None:
+    """Write a figure on white ground; the same figure gives the same file, which names no date.
+
+    Args:
+        figure: Of matplotlib.
+        path: Where it goes.
+        ending: ``"png"`` or ``"svg"``, if the path does not end with it.
+    """
+    ending = ending or os.path.splitext(path)[1].removeprefix(".")
+    metadata = {"Date": None} if ending == "svg" else {"Software": None}
+    with load_extra("matplotlib").rc_context({"svg.hashsalt": "horst"}):
+        figure.savefig(path, format=ending, facecolor="white", metadata=metadata)
 
 
 def _or_nan(value: float | str | None) -> float:

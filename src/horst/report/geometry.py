@@ -14,7 +14,7 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.extras import load_extra
-from horst.report.figures import FIGURES
+from horst.report.figures import FIGURES, save_figure
 from horst.report.tables import markdown, number, origin, rewrite_blocks
 
 
@@ -198,7 +198,7 @@ def build(config: Config) -> list[pathlib.Path]:
     for name, draw in FIGURES.items():
         if name in results:
             path = config.figures / f"{name}.png"
-            draw(results[name]).savefig(path, metadata={"Software": None})
+            save_figure(draw(results[name]), path)
             written.append(path)
     config.page.write_text(rewrite_page(config.page.read_text(), results))
     return [*written, config.page]

@@ -18,6 +18,7 @@ from horst.experiments.result import Result
 from horst.export.files import PathLike, whole_file
 from horst.report import html_page, markdown_page
 from horst.report.document import Section
+from horst.report.figures import save_figure
 from horst.report.sections import sections
 
 Format = Literal["png", "svg", "markdown"]
@@ -118,5 +119,4 @@ def _write_figures(found: Sequence[Section], folder: pathlib.Path, ending: str) 
     for section in found:
         for figure in section.content.figures:
             with section.blamed(), whole_file(folder / f"{section.file_name(figure)}.{ending}") as file:
-                metadata = {"Date": None} if ending == "svg" else {"Software": None}
-                figure.draw().savefig(file, format=ending, facecolor="white", metadata=metadata)
+                save_figure(figure.draw(), file, ending)

@@ -16,14 +16,24 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.extras import load_extra
+from horst.report import how_it_works
+from horst.report.figures import save_figure
 from horst.report.quickstart_tables import language_table, vision_table
 from horst.report.tables import markdown, number, origin, rewrite_blocks
-from horst.report.transformer_figures import quality_against_sparsity, weight_distributions
-from horst.report.transformer_tables import methods_table, mirror_table, one_shot_table, paper_acdc_table, speed_table
+from horst.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
+from horst.report.transformer_tables import (
+    acdc_table,
+    methods_table,
+    mirror_table,
+    one_shot_table,
+    paper_acdc_table,
+    speed_table,
+)
 
 PAGES = (
     "README.md",
     "docs/benchmarks/optimizer_step_h200_202611.md",
+    "docs/how_it_works.md",
     "docs/sparse_training.md",
     "docs/pruning.md",
     "docs/export.md",
@@ -207,9 +217,17 @@ def spread_figure(results: Sequence[Result]) -> Any:
     return weight_distributions(results[0].curves["histograms"], "Weights of pretrained models")
 
 
+def phases_figure(results: Sequence[Result]) -> Any:
+    """The phases of AC/DC, at the highest sparsity of a result."""
+    phases = results[0].curves["phases"]
+    highest = max(run["sparsity"] for run in phases)
+    return phases_and_overlap([run for run in phases if run["sparsity"] == highest])
+
+
 _GPU_STEP = ("benchmarks/results/optimizer_step_h200.json",)
 _SPARSITY = ("benchmarks/results/sparsity_h200.json",)
 _EXPORT = ("benchmarks/results/export_cpu.json",)
+_TABLE1_DIGITS = ("results/transformers/table1_digits_cpu.json",)
 _TABLE6 = ("results/transformers/table6_gpt2_wikipedia.json",)
 _MIRROR = tuple(
     f"results/transformers/mirror_tensors/{name}.json"
@@ -227,12 +245,14 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "acdc_cifar10": (("results/sparsity/acdc_cifar10.json", "results/sparsity/acdc_cifar10_alpha20.json"), cifar_table),
     "acdc_digits": (("results/sparsity/acdc_digits.json",), digits_table),
     "quickstart": (("results/quickstart.json",), quickstart_table),
+    "table1_digits": (_TABLE1_DIGITS, acdc_table),
     "table6": (_TABLE6, one_shot_table),
     "table6_speed": (_TABLE6, speed_table),
     "mirror_tensors": (_MIRROR, mirror_table),
     "one_shot_methods": (("results/transformers/one_shot_methods_cpu.json",), methods_table),
     "paper_acdc": ((), paper_acdc_table),
     "figure1_left": (_FIGURE1, spread_table),
+    "pruned_squares": (_TABLE6, how_it_works.pruned_squares_table),
     "pruning_speed": (("benchmarks/results/pruning_h200.json",), pruning_speed_table),
     "export_files": (_EXPORT, export_files_table),
     "export_models": (_EXPORT, export_models_table),
@@ -246,6 +266,14 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = 
     "docs/figures/figure1_weight_spread.png": (_FIGURE1, spread_figure),
     "docs/figures/figure4_gpt2_one_shot.png": (_TABLE6, quality_against_sparsity),
     "docs/figures/figure8_gpt2_weights.png": (_TABLE6, language_figure),
+    "docs/figures/phases_digits.svg": (_TABLE1_DIGITS, phases_figure),
+    "docs/figures/how_it_works/steepest_steps.svg": ((), how_it_works.steepest_steps),
+    "docs/figures/how_it_works/step_sizes.svg": ((), how_it_works.step_sizes),
+    "docs/figures/how_it_works/composition_order.svg": (
+        ("results/geometry/figure3_composition_order.json",),
+        how_it_works.composition_order,
+    ),
+    "docs/figures/how_it_works/pruned_squares.svg": (_TABLE6, how_it_works.pruned_squares),
 }
 
 
@@ -265,7 +293,8 @@ def build(config: Config) -> list[pathlib.Path]:
     written = []
     for figure, (files, draw) in FIGURES.items():
         written.append(config.root / figure)
-        draw([Result.load(config.root / file) for file in files]).savefig(written[-1], metadata={"Software": None})
+        written[-1].parent.mkdir(parents=True, exist_ok=True)
+        save_figure(draw([Result.load(config.root / file) for file in files]), written[-1])
     for page in PAGES:
         path = config.root / page
         path.write_text(rewrite_page(path.read_text(), config.root))

@@ -1,4 +1,4 @@
-"""Figures 1 (left), 3 (left), 4 and 8: weight distributions and quality against sparsity, from result files."""
+"""Figures 1 (left), 3 (left), 4 and 8, and the phases of AC/DC, from result files."""
 
 from __future__ import annotations
 
@@ -69,3 +69,58 @@ def weight_distributions(histograms: Mapping[str, Mapping[str, Any]], title: str
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.legend(fontsize=9)
     return figure
+
+
+def phases_and_overlap(phases: Sequence[Mapping[str, Any]]) -> Any:
+    """Runs of AC/DC to one sparsity: when masks are on, how much of each the next one keeps, accuracy over time.
+
+    Args:
+        phases: ``curves["phases"]`` of a result, a run each. Accuracy is drawn where it was measured on the way.
+    """
+    several_rates = len({run["lr"] for run in phases}) > 1
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for run in phases:
+        name = f"{contender(run)}, lr {run['lr']:g}" if several_rates else contender(run)
+        runs.setdefault(name, []).append(run)
+    measured = all(len(run["accuracy"]) > 1 for run in phases)
+    figure, panels = new_figure(2 + measured, 1, figsize=(6.4, 4.4 + 1.6 * measured))
+    changes = phases[0]["records"]
+    end = max([record["epoch"] for record in changes] + [point["epoch"] for point in phases[0]["accuracy"]])
+    steps = [(0.0, 0.0), *((record["epoch"], 100 * record["sparsity"]) for record in changes)]
+    for axes in panels:
+        for record, after in zip(changes, [*changes[1:], {"epoch": end}], strict=True):
+            if record["phase"] == "sparse":
+                axes.axvspan(record["epoch"], after["epoch"], color="#009E73", alpha=0.12, linewidth=0)
+        axes.set_xlim(0, end)
+        axes.grid(alpha=0.3, linewidth=0.5)
+    panels[0].step([*(x for x, _ in steps), end], [*(y for _, y in steps), steps[-1][1]], where="post", color="#009E73")
+    panels[0].set_ylim(-4, 104)
+    panels[0].set_ylabel("zeros, %")
+    names = list(runs)
+    for name, own in runs.items():
+        optimizer = own[0]["optimizer"]
+        style = STYLES[[n for n in names if n.startswith(LABELS[optimizer])].index(name) % len(STYLES)]
+        look = {"color": COLOURS[optimizer], "linestyle": style, "label": name}
+        overlaps = [
+            [(r["epoch"], 100 * r["overlap"]) for r in run["records"] if r["overlap"] is not None] for run in own
+        ]
+        _line_with_band(panels[1], overlaps, marker="o", markersize=3.5, **look)
+        if measured:
+            points = [[(point["epoch"], 100 * point["top1"]) for point in run["accuracy"]] for run in own]
+            _line_with_band(panels[2], points, linewidth=1.2, **look)
+    panels[-1].set_xlabel("epoch")
+    panels[1].set_ylabel("kept again, %")
+    panels[1].legend(fontsize=9, loc="lower right")
+    if measured:
+        panels[2].set_ylabel("accuracy, %")
+    return figure
+
+
+def _line_with_band(axes: Any, curves: Sequence[Sequence[tuple[float, float]]], **look: Any) -> None:
+    """The mean of curves that share their abscissae, and a band from the least to the greatest."""
+    places = [x for x, _ in curves[0]]
+    columns = [list(values) for values in zip(*([y for _, y in curve] for curve in curves), strict=True)]
+    axes.plot(places, [statistics.mean(values) for values in columns], **look)
+    if len(curves) > 1:
+        low, high = [min(values) for values in columns], [max(values) for values in columns]
+        axes.fill_between(places, low, high, color=look["color"], alpha=0.2, linewidth=0)

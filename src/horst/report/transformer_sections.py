@@ -12,7 +12,12 @@ from horst.report import pages, paper, quickstart_tables
 from horst.report.document import Content, Figure, Table
 from horst.report.figures import new_figure
 from horst.report.tables import markdown
-from horst.report.transformer_figures import COLOURS, quality_against_sparsity, weight_distributions
+from horst.report.transformer_figures import (
+    COLOURS,
+    phases_and_overlap,
+    quality_against_sparsity,
+    weight_distributions,
+)
 from horst.report.transformer_tables import LABELS, contender, methods_table, one_shot_table, speed_table, spread
 
 SPREAD = "± is the standard deviation over seeds; a number without it comes from one seed."
@@ -45,7 +50,7 @@ def one_shot(results: Sequence[Result]) -> Content:
 
 
 def sparse_training(results: Sequence[Result]) -> Content:
-    """Tables 1, 3 and 4, and Figure 3 (left)."""
+    """Tables 1, 3 and 4, Figure 3 (left), and the phases of AC/DC."""
     rows = [row for result in results for row in result.rows]
     figures = [
         _weights(
@@ -54,6 +59,11 @@ def sparse_training(results: Sequence[Result]) -> Content:
             histograms,
         )
         for level, histograms in _histograms(results).items()
+    ]
+    phases = [run for result in results for run in result.curves.get("phases", []) if run["records"]]
+    figures += [
+        _phases([run for run in phases if run["sparsity"] == level])
+        for level in sorted({r["sparsity"] for r in phases})
     ]
     if len({row["sparsity"] for row in rows}) > 1 and len({row["lr"] for row in rows}) == 1:
         shown = Figure(
@@ -191,6 +201,29 @@ def _weights(name: str, caption: str, histograms: Mapping[str, Mapping[str, Any]
         draw=lambda: weight_distributions(histograms),
         caption=f"{caption}; density on a logarithmic axis. {SHAPES}",
         alt=f"Densities of standardised weights, one curve an optimizer. Kurtosis: {kurtoses}.",
+    )
+
+
+def _phases(runs: Sequence[Mapping[str, Any]]) -> Figure:
+    """What happened on the way to one sparsity."""
+    level = f"{runs[0]['sparsity']:.0%}"
+    words = []
+    for name in dict.fromkeys(contender(run) for run in runs):
+        kept = [
+            [r["overlap"] for r in run["records"] if r["overlap"] is not None] for run in runs if contender(run) == name
+        ]
+        if all(kept):
+            first, last = (statistics.mean(overlaps[i] for overlaps in kept) for i in (0, -1))
+            words.append(f"{name}: {first:.0%} in the second sparse phase, {last:.0%} in the last.")
+    flips = [r["sign_flips"] for run in runs for r in run["records"] if r["sign_flips"] is not None]
+    signs = f" Of the weights kept twice, at most {max(flips):.1%} had changed sign." if flips else ""
+    return Figure(
+        name=f"phases-{level.removesuffix('%')}",
+        draw=lambda: phases_and_overlap(runs),
+        caption=f"The phases of AC/DC to {level} sparsity; sparse ones on green ground. Kept again: the share of the "
+        f"weights a sparse phase keeps that the sparse phase before it kept too.{signs} A band reaches from "
+        "the least to the greatest of the seeds.",
+        alt=f"Charts over the epochs: zeros by phase, between 0 and {level}; weights kept again. {' '.join(words)}",
     )
 
 

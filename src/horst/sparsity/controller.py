@@ -246,7 +246,7 @@ class Sparsifier(abc.ABC):
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: masks (eight weights a byte), step, random draws, best models.
+        """All that a resumed run needs: masks (eight weights a byte), step, random draws, best models, observers.
 
         Under FSDP2 masks and other tensors are DTensors, as in the model's own state: save them with
         ``torch.distributed.checkpoint``, and resume on any number of ranks.
@@ -261,6 +261,7 @@ class Sparsifier(abc.ABC):
             "pruned": self._saved(self._pruned) if self.is_sharded else {n: pack(p) for n, p in self._pruned.items()},
             "best": {kind: {**b, "weights": self._saved(b["weights"])} for kind, b in best.items()},
             "extra": self._extra_state(),
+            "observers": [observer.state_dict() for observer in self._observers_with_state()],
         }
 
     @torch.no_grad()
@@ -297,6 +298,9 @@ class Sparsifier(abc.ABC):
         self._pruned = pruned
         self._masks_changed()
         self._load_extra_state(state_dict["extra"])
+        # A run begun without observers may go on with some, and the other way round.
+        for observer, state in zip(self._observers_with_state(), state_dict.get("observers", []), strict=False):
+            observer.load_state_dict(state)
 
     def close(self) -> None:
         """Take all hooks off: training goes on without masks. Close one sparsifier before building the next."""
@@ -444,6 +448,9 @@ class Sparsifier(abc.ABC):
         self._check_replicas()
         for observer in self.observers:
             observer(self, event)
+
+    def _observers_with_state(self) -> list[Any]:
+        return [observer for observer in self.observers if hasattr(observer, "state_dict")]
 
     def _check_replicas(self) -> None:
         """Under DDP: masks that differ between ranks would silently train different networks."""

@@ -1,12 +1,13 @@
 """What masks and weights do as training goes on, recorded at every change of masks; and figures of it.
 
-For each event and layer: sparsity; *overlap*, the share of kept weights that the previous sparse mask kept too;
-*sign flips*, the share of weights kept both times whose sign changed in between; and quantiles of the magnitudes of
-kept weights. All are exact and summed over ranks; nothing is computed between events.
+For each event, over all layers and by layer: sparsity; *overlap*, the share of kept weights that the previous sparse
+mask kept too; *sign flips*, the share of weights kept both times whose sign changed in between; and by layer quantiles
+of the magnitudes of kept weights. All are exact and summed over ranks; nothing is computed between events.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -21,15 +22,18 @@ from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.masks import pack, unpack
 from horst.sparsity.selection import kth_magnitude
-from horst.sparsity.sharding import local
+from horst.sparsity.sharding import as_shard_of, local, part_of
 
 
 class Recorder:
     """Records a sparsifier's events in :attr:`records`, a list of plain dictionaries.
 
+    The sparsifier's ``state_dict`` holds what was recorded: a run that is resumed with a new recorder goes on with it.
+
     Args:
         sparsifier: The sparsifier to watch.
-        quantiles: Of the magnitudes of kept weights, each in (0, 1].
+        quantiles: Of the magnitudes of kept weights, each in (0, 1]. They cost a selection for each layer; overlap and
+            sign flips cost a count.
 
     Example:
         >>> from horst.sparsity import GMP, Cubic
@@ -39,7 +43,7 @@ class Recorder:
         >>> recorder = Recorder(gmp)
         >>> for _ in range(3):
         ...     event = gmp.step()
-        >>> [(r["step"], r["sparsity"], r["layers"]["weight"]["overlap"]) for r in recorder.records]
+        >>> [(r["step"], r["sparsity"], r["overlap"]) for r in recorder.records]
         [(1, 0.0, None), (2, 0.7, None), (3, 0.8, 1.0)]
     """
 
@@ -51,50 +55,81 @@ class Recorder:
         self.records: list[dict[str, Any]] = []
         self._quantiles = tuple(quantiles)
         self._previous: dict[str, tuple[Tensor, Tensor]] = {}  # by layer: kept, and negative, at the last sparse event
-        sparsifier.observers.append(self._record)
+        sparsifier.observers.append(self)
 
     @torch.no_grad()
-    def _record(self, sparsifier: Sparsifier, event: Event) -> None:
+    def __call__(self, sparsifier: Sparsifier, event: Event) -> None:
+        """Note an event."""
         masks = sparsifier.masks
-        layers = {layer.name: self._layer(sparsifier, layer, masks[layer.name]) for layer in sparsifier.layers}
-        record = {"step": event.step, "kind": event.kind, "sparsity": event.sparsity}
+        layers = {}
+        totals = _Counts()
+        for layer in sparsifier.layers:
+            layers[layer.name], counts = self._layer(sparsifier, layer, masks[layer.name])
+            totals += counts
+        record = {"step": event.step, "kind": event.kind, "sparsity": event.sparsity, **totals.shares()}
         self.records.append({**record, "layers": layers})
 
-    def _layer(self, sparsifier: Sparsifier, layer: Layer, kept: Tensor) -> dict[str, Any]:
+    def _layer(self, sparsifier: Sparsifier, layer: Layer, kept: Tensor) -> tuple[dict[str, Any], _Counts]:
         count = sparsifier._chooser.count
         total, n = layer.param.numel(), count(layer.name, kept)
         ranks = {q: max(1, math.ceil(q * n)) for q in self._quantiles if n}
-        row: dict[str, Any] = {
+        counts = _Counts()
+        if sparsifier.is_sparse:
+            negative = local(layer.param) < 0
+            if layer.name in self._previous:
+                was_kept, was_negative = (_unpacked(layer.param, bits) for bits in self._previous[layer.name])
+                both = kept & was_kept
+                flipped = both & (negative != was_negative)
+                counts = _Counts(n, count(layer.name, both), count(layer.name, flipped))
+            self._previous[layer.name] = (_packed(layer.param, kept), _packed(layer.param, negative))
+        row = {
             "sparsity": 1.0 - n / total,
-            "overlap": None,
-            "sign_flips": None,
+            **counts.shares(),
             "quantiles": {str(q): kth_magnitude([layer.param], k, among=[kept]) for q, k in ranks.items()},
         }
-        if not sparsifier.is_sparse:
-            return row
-        negative = local(layer.param) < 0
-        if layer.name in self._previous:
-            # Bits from a checkpoint may lie on the CPU.
-            was_kept, was_negative = (unpack(b.to(kept.device), kept.shape) for b in self._previous[layer.name])
-            both = kept & was_kept
-            shared = count(layer.name, both)
-            row["overlap"] = shared / n if n else None
-            row["sign_flips"] = count(layer.name, both & (negative != was_negative)) / shared if shared else None
-        self._previous[layer.name] = (pack(kept), pack(negative))
-        return row
+        return row, counts
 
     def save(self, path: str | Path) -> None:
         """Write the records as JSON."""
         Path(path).write_text(json.dumps(self.records, indent=1) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """For checkpoints; the sparsifier's own ``state_dict`` has it."""
         return {"records": list(self.records), "previous": {name: list(bits) for name, bits in self._previous.items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave."""
         self.records = list(state_dict["records"])
         self._previous = {name: (bits[0], bits[1]) for name, bits in state_dict["previous"].items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counts:
+    """Weights kept now, of them those that the last sparse mask kept too, of these those with another sign."""
+
+    kept: int = 0
+    shared: int = 0
+    flipped: int = 0
+
+    def __add__(self, other: _Counts) -> _Counts:
+        return _Counts(self.kept + other.kept, self.shared + other.shared, self.flipped + other.flipped)
+
+    def shares(self) -> dict[str, float | None]:
+        return {
+            "overlap": self.shared / self.kept if self.kept else None,
+            "sign_flips": self.flipped / self.shared if self.shared else None,
+        }
+
+
+def _packed(param: Tensor, bits: Tensor) -> Tensor:
+    """This rank's bits as a checkpoint holds them: eight a byte, or of a sharded weight a DTensor placed like it."""
+    whole = as_shard_of(param, bits)
+    return pack(bits) if whole is bits else whole
+
+
+def _unpacked(param: Tensor, saved: Tensor) -> Tensor:
+    """This rank's part, on its device, of what :func:`_packed` gave on any number of ranks."""
+    return part_of(param, unpack(saved, tuple(param.shape)) if saved.dtype == torch.uint8 else saved)
 
 
 def plot(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
