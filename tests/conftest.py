@@ -1,6 +1,7 @@
 """Shared set-up: Triton kernels run on the GPU where there is one, else in Triton's interpreter."""
 
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -18,6 +19,14 @@ hypothesis.settings.load_profile("horst")
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _waiting_is_allowed_again() -> Iterator[None]:
+    """A test that fails while it forbids the host to wait for the GPU must not make all others fail."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture

@@ -45,9 +45,10 @@ def to_csr(weight: Tensor) -> Tensor:
 
 
 def csr_tensor(rows: Tensor, columns: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """A sparse tensor of its three parts, with torch's notice that these are a beta feature left out."""
+    """A sparse tensor of its three parts, without torch's notices: of a beta feature, and that it checks nothing."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Sparse CSR tensor support is in beta state", category=UserWarning)
+        for notice in ("Sparse CSR tensor support is in beta state", "Sparse invariant checks are implicitly disabled"):
+            warnings.filterwarnings("ignore", message=f".*{notice}", category=UserWarning)
         return torch.sparse_csr_tensor(rows, columns, values, tuple(shape), check_invariants=False)
 
 

@@ -25,7 +25,7 @@ def is_two_four(weight: Tensor) -> bool:
     """
     if weight.dim() != 2 or weight.shape[1] % 4:
         return False
-    return bool(((weight != 0).view(-1, 4).sum(dim=1) <= 2).all())
+    return bool(((weight != 0).reshape(-1, 4).sum(dim=1) <= 2).all())
 
 
 @torch.no_grad()

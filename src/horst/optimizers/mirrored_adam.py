@@ -180,6 +180,8 @@ class MirroredAdam(Optimizer, abc.ABC):
 
     def _states(self, group_params: list[Tensor], params: list[Tensor]) -> list[dict[str, Any]]:
         """The state of each parameter; looked up by hash only when a dictionary in ``self.state`` has been replaced."""
+        if torch.compiler.is_compiling():
+            return [self.state[p] for p in params]
         known = self._group_states.get(id(group_params))
         if known is not None:
             everything, states = known
