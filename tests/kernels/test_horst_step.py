@@ -21,6 +21,8 @@ OPTIONS = {
     "only_beta": PLAIN._replace(alpha=0.0, beta=0.5),
     "no_decay": PLAIN._replace(weight_decay=0.0),
     "clamped": PLAIN._replace(alpha=50.0, max_exponent=0.2),
+    "bounded": PLAIN._replace(alpha=50.0, beta=0.1, max_scale=0.1),
+    "bounded_clamped": PLAIN._replace(alpha=50.0, max_exponent=0.2, max_scale=0.02),
     "maximize": PLAIN._replace(maximize=True),
     "betas_zero": PLAIN._replace(beta1=0.0, beta2=0.0),
     "ham": PLAIN._replace(alpha=20.0, beta=1e-3, max_exponent=5.0, along_gradient=True),
@@ -76,7 +78,7 @@ def test_backend_agrees_with_the_float64_reference(backend, name, device):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["paper", "with_beta", "clamped", "capturable"])
+@pytest.mark.parametrize("name", ["paper", "with_beta", "clamped", "bounded", "capturable"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_is_at_most_twice_as_far_off_as_plain_pytorch(backend, name, dtype, device):
     tensors, exact, plain = run(backend, dtype, OPTIONS[name], device)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 import horst
 from horst.operators import Adam, HyperbolicEntropy, Mirror
+from horst.optimizers.hyperbolic import HyperbolicAdam
 
 Make = Callable[..., Optimizer]
 # kernels run where they can: on the GPU, else in Triton's interpreter
@@ -42,6 +43,7 @@ OPTIMIZERS: dict[str, Make] = {
     "ham": _ham({}),
     "ham_foreach": _ham({"foreach": True}),
     "ham_fused": _ham({"fused": True}),
+    "hyperbolic": lambda params, **kw: HyperbolicAdam(params, **{"lr": 1e-2, **kw}),
     "operator_adam": lambda params, **kw: horst.Composed(params, Adam(), **{"lr": 1e-2, **kw}),
     "operator_hyperbolic_adam": lambda params, **kw: horst.Composed(
         params, Mirror(HyperbolicEntropy(1.0)) @ Adam(), **{"lr": 1e-2, "exact_mirror": True, **kw}

@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from horst.optimizers.compose import compose
 from horst.optimizers.ham import HAM
 from horst.optimizers.horst import HORST
+from horst.optimizers.hyperbolic import HyperbolicAdam
+from horst.optimizers.l1 import penalize_l1, soft_threshold
 from horst.optimizers.param_groups import Mirror, ParamGroups, param_groups
+from horst.optimizers.spred import factorize
+from horst.optimizers.together import Together
+from horst.sparsity import find_layers
 
-Name = Literal["adamw", "ham", "horst"]
+Name = Literal[
+    "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-l1", "adamw-proximal", "spred"
+]  # fmt: skip
 Decay = Literal["matrices", "all"]
+Alpha = float | Literal["auto"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """How the weights are updated; every contender of a table has the same of these but for the mirror step.
+    """How the weights are updated; every contender of a table has the same of these but for what makes it one.
 
     Args:
         lr: Peak learning rate.
         betas, eps, weight_decay: Adam's.
         decay: What decays: matrices but not embeddings and positions, or all tensors.
-        mirror: Which tensors get the mirror step; the paper does not say.
-        alpha, beta: HORST's.
+        mirror: Which tensors get the mirror step (or the L1 penalty); the paper does not say.
+        no_mirror: Kinds of tensors, or patterns of names, that get none after all, such as ``embedding``.
+        alpha, beta: HORST's, alone and over Muon; alpha is the hyperbolic map's too. ``auto`` is HORST's own rule.
         ham_alpha, ham_beta: HAM's; its public defaults are 200 and 1e-3, the paper reports the best of three betas.
+        muon_lr_ratio: Muon's learning rate for the matrices in the blocks, as a multiple of ``lr``, which the rest gets
+            from Adam. Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with
+            like.
+        l1: Of adamw-l1, added to the gradient; 1e-4 is of the size of a small model's gradients.
+        proximal: Of adamw-proximal: a weight shrinks by ``lr`` times this a step. Adam moves it by up to ``lr``.
+        spred_decay: Of spred: the decoupled decay of both factors of each matrix in the blocks.
     """
 
     lr: float = 1e-3
@@ -36,26 +53,65 @@ class Optimization:
     weight_decay: float = 0.1
     decay: Decay = "matrices"
     mirror: Mirror = "matrices"
-    alpha: float = 5.0
+    no_mirror: tuple[str, ...] = ()
+    alpha: Alpha = 5.0
     beta: float = 0.0
     ham_alpha: float = 200.0
     ham_beta: float = 0.0
+    muon_lr_ratio: float = 1.0
+    l1: float = 1e-4
+    proximal: float = 0.1
+    spred_decay: float = 0.5
 
-    def strength(self, name: Name) -> tuple[float, float]:
-        """Alpha and beta of a contender; 0 for AdamW."""
-        return {"adamw": (0.0, 0.0), "ham": (self.ham_alpha, self.ham_beta), "horst": (self.alpha, self.beta)}[name]
+    def strength(self, name: Name) -> tuple[Alpha, float]:
+        """Alpha and beta of a contender's mirror step; 0 for those without one."""
+        mirrored: dict[str, tuple[Alpha, float]] = {
+            "ham": (self.ham_alpha, self.ham_beta),
+            "horst": (self.alpha, self.beta),
+            "horst-muon": (self.alpha, self.beta),
+            "hyperbolic": (self.alpha, 0.0),
+        }
+        return mirrored.get(name, (0.0, 0.0))
+
+    def label(self, name: Name) -> str:
+        """The contender's alpha for the name of a folder.
+
+        Example:
+            >>> Optimization().label("horst"), Optimization(alpha="auto").label("horst")
+            ('alpha5', 'alphaauto')
+        """
+        alpha, _ = self.strength(name)
+        return f"alpha{alpha}" if isinstance(alpha, str) else f"alpha{alpha:g}"
 
     def groups(self, model: nn.Module, name: Name) -> ParamGroups:
         """The contender's parameter groups."""
         alpha, beta = self.strength(name)
-        groups = param_groups(model, weight_decay=self.weight_decay, alpha=alpha, beta=beta, mirror=self.mirror)
-        if self.decay == "all":
-            for group in groups:
+        own = {
+            "adamw-l1": ("l1", self.l1),
+            "adamw-proximal": ("l1", self.proximal),
+            "spred": ("weight_decay", self.spred_decay),
+        }.get(name)
+        factors = name == "spred"  # they lie in the blocks
+        groups = param_groups(
+            model,
+            weight_decay=self.weight_decay,
+            alpha=1.0 if own else alpha,
+            beta=beta,
+            mirror="blocks" if factors else self.mirror,
+            no_mirror=() if factors else self.no_mirror,
+        )
+        for group in groups:
+            if self.decay == "all":
                 group["weight_decay"] = self.weight_decay
+            if own and group.pop("alpha"):  # which only said where
+                group[own[0]] = own[1]
         return groups
 
     def make(self, model: nn.Module, name: Name) -> Optimizer:
         """The contender for a model's parameters.
+
+        spred changes the model: its matrices become products of factors until
+        :func:`horst.optimizers.spred.merge_factors`.
 
         Example:
             >>> optimizer = Optimization(lr=2e-3).make(nn.Linear(3, 3), "horst")
@@ -64,10 +120,60 @@ class Optimization:
         """
         if name not in get_args(Name):
             raise ValueError(f"optimizers must be among {', '.join(get_args(Name))}, got {name!r}.")
-        groups = self.groups(model, name)
-        if name == "horst":
-            return HORST(groups, lr=self.lr, betas=self.betas, eps=self.eps)
-        if name == "ham":
-            return HAM(groups, lr=self.lr, betas=self.betas, eps=self.eps)
-        fused = next(model.parameters()).is_cuda or None
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused)
+        return _MAKERS[name](self, model, name)
+
+    def adam(self) -> dict[str, Any]:
+        """What all kinds of Adam are given."""
+        return {"lr": self.lr, "betas": self.betas, "eps": self.eps}
+
+
+def _adamw(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    fused = next(model.parameters()).is_cuda or None
+    return torch.optim.AdamW(settings.groups(model, name), **settings.adam(), fused=fused)
+
+
+def _adamw_l1(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    optimizer = _adamw(settings, model, name)
+    penalize_l1(optimizer)
+    return optimizer
+
+
+def _adamw_proximal(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    optimizer = _adamw(settings, model, name)
+    soft_threshold(optimizer)
+    return optimizer
+
+
+def _spred(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    factorize(model, [layer.param for layer in find_layers(model, "blocks")])
+    return _adamw(settings, model, name)
+
+
+def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    inside = {id(layer.param) for layer in find_layers(model, "blocks")}
+    matrices: list[dict[str, Any]] = []
+    rest: list[dict[str, Any]] = []
+    for group in settings.groups(model, name):
+        for found, wanted in ((matrices, True), (rest, False)):
+            if params := [p for p in group["params"] if (id(p) in inside) is wanted]:
+                found.append({**group, "params": params})
+    muon: Optimizer = torch.optim.Muon(
+        matrices, lr=settings.lr * settings.muon_lr_ratio, adjust_lr_fn="match_rms_adamw"
+    )
+    if name == "muon":
+        return Together(muon, torch.optim.AdamW(rest, **settings.adam()))
+    alpha, beta = settings.strength(name)
+    return Together(compose(muon, alpha=alpha, beta=beta), HORST(rest, **settings.adam()))
+
+
+_MAKERS: dict[Name, Callable[[Optimization, nn.Module, Name], Optimizer]] = {
+    "adamw": _adamw,
+    "ham": lambda settings, model, name: HAM(settings.groups(model, name), **settings.adam()),
+    "horst": lambda settings, model, name: HORST(settings.groups(model, name), **settings.adam()),
+    "hyperbolic": lambda settings, model, name: HyperbolicAdam(settings.groups(model, name), **settings.adam()),
+    "muon": _muon,
+    "horst-muon": _muon,
+    "adamw-l1": _adamw_l1,
+    "adamw-proximal": _adamw_proximal,
+    "spred": _spred,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from horst.data.token_batches import TokenBatches, evaluation_batches
 from horst.experiments.contenders import Name, Optimization
 from horst.experiments.whole import whole_model
 from horst.models.gpt2 import GPT2, GPT2Config
+from horst.optimizers.spred import merge_factors
 from horst.training import LoopConfig, OneCycle, Task, TrainResult, parallelize, perplexity, train
 from horst.training.distributed import World
 from horst.training.evaluate import Precision
@@ -37,6 +39,7 @@ class LanguageConfig:
         compile: Whether to compile the model; auto does on a GPU.
         parallel: With torchrun: whole copies (ddp) or shards (fsdp).
         eval_batch_size: Sequences at a time when evaluating.
+        eval_batches: So many batches of the validation file are evaluated on, from its beginning; none is all of it.
         eval_every: Steps between evaluations; none evaluates at the end only.
         checkpoint_every: Steps between checkpoints; none writes one only when interrupted.
         log_every: Steps between two lines of ``metrics.jsonl``.
@@ -54,6 +57,7 @@ class LanguageConfig:
     compile: Literal["auto", "on", "off", "max-autotune"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     eval_batch_size: int = 64
+    eval_batches: int | None = None
     eval_every: int | None = None
     checkpoint_every: int | None = 1000
     log_every: int = 50
@@ -98,6 +102,7 @@ def train_language_model(
         deterministic=config.deterministic,
     )
     result = train(task, config.optimization.make(model, optimizer), loop, directory=directory)
+    merge_factors(model)
     return whole_model(model, GPT2(config.model), world.device), result
 
 
@@ -107,7 +112,7 @@ def _loss(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: World) -> Mapping[str, float]:
-    """Perplexity over the whole validation file, in windows that do not overlap."""
+    """Perplexity over the validation file, or its beginning, in windows that do not overlap."""
     batches = evaluation_batches(
         config.data / "val.bin",
         context=config.model.context,
@@ -117,4 +122,4 @@ def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: Wor
         device=world.device,
         vocabulary=config.model.vocabulary,
     )
-    return perplexity(model, batches, precision=config.precision)
+    return perplexity(model, itertools.islice(batches, config.eval_batches), precision=config.precision)

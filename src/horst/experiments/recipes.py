@@ -21,6 +21,9 @@ from horst.experiments import (
     figure5_additive_vs_multiplicative,
     figure6_mirror_maps,
     figure7_loss_curves,
+    frontier_compositions,
+    frontier_language,
+    frontier_vision,
     table1_deit_acdc,
     table3_ham,
     table4_long_run,
@@ -201,6 +204,40 @@ def table4_cpu() -> table4_long_run.Config:
     return table4_long_run.Config(run=_digits(epochs=80), setting=DIGITS_SETTING.replace("40 epochs", "80 epochs"))
 
 
+def frontier_language_cpu() -> frontier_language.Config:
+    """Products of alpha and the learning rate on a GPT of four blocks on bytes."""
+    return frontier_language.Config(run=_frontier_run(), device="cpu")
+
+
+def frontier_compositions_cpu() -> frontier_compositions.Config:
+    """Other compositions and other ways to prune on a GPT of four blocks on bytes."""
+    return frontier_compositions.Config(run=_frontier_run(), device="cpu")
+
+
+def _frontier_run() -> LanguageConfig:
+    """Table 6's laptop model, evaluated on 32,768 tokens: on all of them, five levels take as long as the training."""
+    return dataclasses.replace(table6_cpu().run, eval_batches=8)
+
+
+def frontier_vision_cpu() -> frontier_vision.Config:
+    """Products of alpha and the learning rate on digits."""
+    return frontier_vision.Config(run=_digits(), device="cpu")
+
+
+def frontier_vision_gpu() -> frontier_vision.Config:
+    """DeiT-small on CIFAR-10 at DeiT's own rate: AdamW dense, and AdamW, HORST at 5 and auto with AC/DC."""
+    return frontier_vision.Config(
+        run=_cifar(**_healthy()),
+        lrs=(1e-3,),
+        alpha_lrs=(),
+        weight_decays=(),
+        widths=(384,),
+        methods=(),
+        seeds=(0,),
+        setting=f"{CIFAR_SETTING}; DeiT's own learning rate, a fifth of the paper's",
+    )
+
+
 def _toy(module: Any) -> Recipe:
     about = str(module.__doc__).split("\n")[0].rstrip(".")
     return Recipe(about=about, run=module.run, scales={"paper": module.Config})
@@ -238,6 +275,23 @@ RECIPES: dict[str, Recipe] = {
         about="Beyond the paper: the models of Table 6 pruned by magnitude, Wanda and SparseGPT",
         run=functools.partial(table6_gpt2_one_shot.run, name="one_shot_methods"),
         scales={"gpu": one_shot_methods_gpu, "cpu": one_shot_methods_cpu},
+        sparsities_in_one_run=True,
+    ),
+    "frontier_language": Recipe(
+        about="Beyond the paper: language models against alpha times the learning rate, AdamW tuned alike",
+        run=frontier_language.run,
+        scales={"cpu": frontier_language_cpu},
+        sparsities_in_one_run=True,
+    ),
+    "frontier_vision": Recipe(
+        about="Beyond the paper: sparse training of vision transformers against alpha times the learning rate",
+        run=frontier_vision.run,
+        scales={"cpu": frontier_vision_cpu, "gpu": frontier_vision_gpu},
+    ),
+    "frontier_compositions": Recipe(
+        about="Beyond the paper: other compositions, other sparse optimizers, other ways to prune",
+        run=frontier_compositions.run,
+        scales={"cpu": frontier_compositions_cpu},
         sparsities_in_one_run=True,
     ),
     "figure1_left": _toy(figure1_weight_spread),

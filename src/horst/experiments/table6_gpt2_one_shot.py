@@ -19,13 +19,14 @@ from horst.experiments.contenders import Name
 from horst.experiments.language_model import LanguageConfig, evaluate_language_model, train_language_model
 from horst.experiments.outcomes import once
 from horst.experiments.result import Result, command_line, timed
-from horst.experiments.weight_histogram import weight_histogram
+from horst.experiments.weight_histogram import weight_histogram, weight_spread
 from horst.pruning import sweep
 from horst.sparsity import find_layers
 from horst.training import World, processes
 
 NAME = "table6_gpt2_one_shot"
 CALIBRATION_SEED = 90_000  # far from the seeds of the training order
+PruningMethod = Literal["magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class Config:
         run: How the models are trained.
         optimizers: The contenders.
         sparsities: Of the pruned tensors; the dense model is always there.
-        methods: How to prune. The paper has magnitude; its outlook names SparseGPT.
+        methods: How to prune. The paper has magnitude; its outlook names SparseGPT. With ``-owl``, OWL shares out the
+            sparsity over the blocks.
         prune_layers: What is pruned: the paper's choice, or all blocks.
         calibration_samples: Training sequences that Wanda and SparseGPT look at.
         seeds: Of weights and data order. The paper has one.
@@ -47,7 +49,7 @@ class Config:
     run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
     optimizers: tuple[Name, ...] = ("adamw", "ham", "horst")
     sparsities: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-    methods: tuple[Literal["magnitude", "wanda", "sparsegpt"], ...] = ("magnitude",)
+    methods: tuple[PruningMethod, ...] = ("magnitude",)
     prune_layers: Literal["paper", "blocks"] = "paper"
     calibration_samples: int = 128
     seeds: tuple[int, ...] = (0,)
@@ -80,42 +82,60 @@ def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str,
 
 
 def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
-    """Train one model and prune it at every level."""
-    alpha, beta = config.run.optimization.strength(optimizer)
-    about = {"optimizer": optimizer, "alpha": alpha, "beta": beta, "seed": seed}
-    directory = config.directory / f"{optimizer}-alpha{alpha:g}-lr{config.run.optimization.lr:g}-seed{seed}"
-
-    def compute() -> dict[str, Any]:
-        model, trained = train_language_model(config.run, optimizer, seed, directory, world)
-        calibration = _calibration(config, seed, world) if {"wanda", "sparsegpt"} & {*config.methods} else None
-        levels: list[dict[str, Any]] = []
-        for method in config.methods:
-            found = sweep(
-                model,
-                config.sparsities,
-                evaluate=lambda model: evaluate_language_model(model, config.run, world),
-                method=method,
-                data=calibration,
-                layers=config.prune_layers,
-                samples=config.calibration_samples,
-            )
-            levels += found if not levels else found[1:]  # the dense model comes first, once
-        return {
-            "rows": [{**about, **level} for level in levels],
-            "training": {
-                **about,
-                "tokens_per_second": trained.units_per_second,
-                "seconds": trained.seconds,
-                "steps": trained.step,
-            },
-            "histogram": weight_histogram(layer.param for layer in find_layers(model, "blocks")),
-        }
-
+    """Train one model and prune it at every level, unless that was done before."""
+    optimization = config.run.optimization
+    directory = config.directory / f"{optimizer}-{optimization.label(optimizer)}-lr{optimization.lr:g}-seed{seed}"
     settings = {
         "run": dataclasses.asdict(config.run),
         "pruning": [config.sparsities, config.methods, config.prune_layers, config.calibration_samples],
     }
-    return once(directory / "outcome.json", settings, compute)
+    return once(
+        directory / "outcome.json", settings, lambda: train_and_prune(config, optimizer, seed, directory, world)
+    )
+
+
+def train_and_prune(
+    config: Config, optimizer: Name, seed: int, directory: pathlib.Path, world: World
+) -> dict[str, Any]:
+    """Train one model and prune it at every level.
+
+    Returns:
+        ``rows``, one for each level, the dense model's first; ``training``, its speed; ``histogram`` and ``spread`` of
+        the dense model's weights in the blocks.
+    """
+    alpha, beta = config.run.optimization.strength(optimizer)
+    about = {"optimizer": optimizer, "alpha": alpha, "beta": beta, "seed": seed}
+    model, trained = train_language_model(config.run, optimizer, seed, directory, world)
+    needs_data = any(method != "magnitude" for method in config.methods)
+    calibration = _calibration(config, seed, world) if needs_data else None
+    levels: list[dict[str, Any]] = []
+    for asked in config.methods:
+        method, _, owl = asked.partition("-")
+        found = sweep(
+            model,
+            config.sparsities,
+            evaluate=lambda model: evaluate_language_model(model, config.run, world),
+            method=method,
+            data=calibration,
+            distribution="owl" if owl else "uniform",
+            layers=config.prune_layers,
+            samples=config.calibration_samples,
+        )
+        # the dense model comes first, once
+        levels += [found[0]] if not levels else []
+        levels += [{**level, "method": asked} for level in found[1:]]
+    weights = [layer.param for layer in find_layers(model, "blocks")]
+    return {
+        "rows": [{**about, **level} for level in levels],
+        "training": {
+            **about,
+            "tokens_per_second": trained.units_per_second,
+            "seconds": trained.seconds,
+            "steps": trained.step,
+        },
+        "histogram": weight_histogram(weights),
+        "spread": weight_spread(weights),
+    }
 
 
 def _calibration(config: Config, seed: int, world: World) -> list[Tensor]:

@@ -57,3 +57,27 @@ def weight_histogram(
         "kurtosis": fourth / total,
         "weights": total,
     }
+
+
+@torch.no_grad()
+def weight_spread(tensors: Iterable[Tensor], *, nonzero: bool = False) -> dict[str, float]:
+    """The largest magnitude, standard deviation and kurtosis of all weights together: where a few have run away.
+
+    Args:
+        tensors: Weights, taken as one sample about zero.
+        nonzero: Leave zeros out, as for the weights that a mask keeps.
+
+    Example:
+        >>> weight_spread([torch.tensor([1.0, -1.0]), torch.tensor([3.0, 0.0])], nonzero=True)["largest"]
+        3.0
+    """
+    x = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+    x = x[x != 0] if nonzero else x
+    if not x.numel():
+        raise ValueError("there is no weight to count: the tensors are empty, or all zeros.")
+    variance = x.square().mean()
+    return {
+        "largest": float(x.abs().max()),
+        "std": float(variance.sqrt()),
+        "kurtosis": float(x.pow(4).mean() / variance.square()),
+    }

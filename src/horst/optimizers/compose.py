@@ -14,7 +14,8 @@ from torch.optim.optimizer import StateDict
 from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
-from horst.optimizers.hyperparameters import check_number
+from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
+from horst.optimizers.hyperparameters import check_alpha, check_max_scale, check_number
 from horst.optimizers.mirrored_adam import MirroredAdam
 
 __all__ = ["Mirrored", "compose"]
@@ -22,15 +23,19 @@ __all__ = ["Mirrored", "compose"]
 # torch's own optimizers that shrink the weight by lr * weight_decay apart from the gradient, and those that add
 # weight_decay * weight to the gradient. Adam, NAdam and RAdam carry a flag in their groups instead.
 _DECOUPLED = (optim.AdamW, optim.Muon, optim.Adafactor)
+# those whose step is about lr in each weight
+_STEPS_OF_ABOUT_LR = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Muon)
+_MIRROR_NAMES = ("alpha", "beta", "max_scale")
 _COUPLED = (optim.SGD, optim.ASGD, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.RMSprop)
 
 
 def compose(
     base: Optimizer,
     *,
-    alpha: float = 5.0,
+    alpha: Alpha = 5.0,
     beta: float = 0.0,
     max_exponent: float | None = None,
+    max_scale: float | None = None,
     decoupled_decay: bool | None = None,
 ) -> Mirrored:
     r"""Follow every step of ``base`` by an entropy-mirror step along the same direction.
@@ -53,9 +58,12 @@ def compose(
     Args:
         base: Any torch optimizer, used as it is: its groups, state and options stay its own.
         alpha: Strength of the mirror step, for groups that do not bring their own ``alpha``. In the groups it is called
-            ``mirror_alpha`` (RMSprop has another ``alpha``) and can be scheduled there.
+            ``mirror_alpha`` (RMSprop has another ``alpha``) and can be scheduled there. ``"auto"``: from the group's
+            ``lr``, for optimizers that move a weight by about ``lr`` (Adam and its kin, Muon): as in HORST.
         beta: Decay inside the mirror step, likewise ``mirror_beta``.
         max_exponent: Clamps the mirror step's exponent. None: no limit.
+        max_scale: Weights beyond this size take the mirror step of a weight of this size; likewise
+            ``mirror_max_scale``. None: no bound.
         decoupled_decay: Whether ``base`` applies ``weight_decay`` apart from the gradient. None: known for torch's own
             optimizers, an error for others that decay.
 
@@ -66,7 +74,14 @@ def compose(
         >>> model(torch.ones(3, 4)).square().mean().backward()
         >>> optimizer.step()
     """
-    return Mirrored(base, alpha=alpha, beta=beta, max_exponent=max_exponent, decoupled_decay=decoupled_decay)
+    return Mirrored(
+        base,
+        alpha=alpha,
+        beta=beta,
+        max_exponent=max_exponent,
+        max_scale=max_scale,
+        decoupled_decay=decoupled_decay,
+    )
 
 
 class Mirrored(Optimizer):
@@ -80,9 +95,10 @@ class Mirrored(Optimizer):
         self,
         base: Optimizer,
         *,
-        alpha: float,
+        alpha: Alpha,
         beta: float,
         max_exponent: float | None,
+        max_scale: float | None,
         decoupled_decay: bool | None,
     ) -> None:
         if not isinstance(base, Optimizer):
@@ -92,8 +108,9 @@ class Mirrored(Optimizer):
             raise TypeError(
                 f"{type(base).__name__} takes a mirror step already. Compose torch.optim.AdamW, or use HORST."
             )
-        check_number("alpha", alpha, "use 0 for no mirror step")
+        check_alpha(alpha, "use 0 for no mirror step")
         check_number("beta", beta, "use 0 for none")
+        check_max_scale(max_scale)
         if max_exponent is not None:
             check_number("max_exponent", max_exponent, "use None for no limit")
         self.base = base
@@ -104,13 +121,17 @@ class Mirrored(Optimizer):
         for group in groups:
             self._decay(group)  # an unknown optimizer that decays is refused here, before anything has changed
         # the base class starts from nothing and adds group by group, to `base` in the end
-        super().__init__(groups, {**base.defaults, "mirror_alpha": alpha, "mirror_beta": beta})
+        mirror = {"mirror_alpha": alpha, "mirror_beta": beta, "mirror_max_scale": max_scale}
+        self._is_built = False
+        super().__init__(groups, {**base.defaults, **mirror})
+        self._is_built = True
         base.state = state
+        self._resolve_auto(self.param_groups)
 
     # What the base optimizer holds is the truth: it may replace either (load_state_dict does).
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of ``base``, each with ``mirror_alpha`` and ``mirror_beta``."""
+        """The groups of ``base``, each with ``mirror_alpha``, ``mirror_beta`` and ``mirror_max_scale``."""
         return self.base.param_groups
 
     @param_groups.setter
@@ -129,16 +150,29 @@ class Mirrored(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to ``base``. ``alpha`` and ``beta`` in it are the mirror step's, unless ``base`` has its own."""
         mirror = {}
-        for name in ("alpha", "beta"):
+        for name in _MIRROR_NAMES:
             key = f"mirror_{name}"
             own = param_group.get(name) if name not in self.base.defaults else None
             mirror[key] = param_group.get(key, self.defaults[key] if own is None else own)
-            check_number(key, mirror[key], "use 0 for none")
+        check_alpha(mirror["mirror_alpha"], "use 0 for none")
+        check_number("mirror_beta", mirror["mirror_beta"], "use 0 for none")
+        check_max_scale(mirror["mirror_max_scale"])
+        if mirror["mirror_alpha"] == AUTO and not isinstance(self.base, _STEPS_OF_ABOUT_LR):
+            raise ValueError(
+                f"alpha='auto' is for optimizers that move a weight by about lr, as Adam and Muon do, and "
+                f"{type(self.base).__name__} is not known to. Give alpha as a number."
+            )
         self.base.add_param_group(param_group)
-        for name in ("alpha", "beta"):
+        for name in _MIRROR_NAMES:
             if name not in self.base.defaults:
                 self.base.param_groups[-1].pop(name, None)
         self.base.param_groups[-1].update(mirror)
+        if self._is_built:  # else all groups are resolved together
+            self._resolve_auto(self.base.param_groups[-1:])
+
+    def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
+        everything = [p for group in groups if group["mirror_alpha"] == AUTO for p in group["params"]]
+        resolve_auto(groups, everything, alpha_key="mirror_alpha", scale_key="mirror_max_scale")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as ``base`` does it."""
@@ -148,8 +182,7 @@ class Mirrored(Optimizer):
         """Load a state of this class or of ``base``'s; what the latter lacks keeps its current value."""
         groups = state_dict["param_groups"]
         if len(groups) == len(self.param_groups):  # else the base class says what is wrong
-            keys = ("mirror_alpha", "mirror_beta")
-            kept = [{k: g[k] for k in keys} for g in self.param_groups]
+            kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _MIRROR_NAMES} for g in self.param_groups]
             groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
         super().load_state_dict({**state_dict, "param_groups": groups})
 
@@ -158,6 +191,7 @@ class Mirrored(Optimizer):
         return {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._is_built = True
         if "base" in state:  # unpickled
             self.__dict__.update(state)
             super().__setstate__({})
@@ -205,7 +239,9 @@ class Mirrored(Optimizer):
                 before = list(torch._foreach_mul(_local(params), 1.0))  # a copy of each, made by few calls
                 # read before the step, in case the optimizer schedules itself
                 shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
-                options = MirrorOptions(group["mirror_alpha"], self._decay(group), shrink, self._max_exponent)
+                options = MirrorOptions(
+                    group["mirror_alpha"], self._decay(group), shrink, self._max_exponent, group["mirror_max_scale"]
+                )
                 work.append((i, params, before, options))
         loss = self.base.step() if closure is None else self.base.step(closure)
         for i, params, before, options in work:

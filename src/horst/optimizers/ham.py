@@ -69,6 +69,7 @@ class HAM(MirroredAdam):
             alpha=alpha,
             beta=beta,
             max_exponent=max_exponent,
+            max_scale=None,
             maximize=maximize,
             foreach=foreach,
             fused=fused,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from horst.optimizers.auto_alpha import Alpha
 from horst.optimizers.mirrored_adam import MirroredAdam
 
 __all__ = ["HORST"]
@@ -33,10 +34,14 @@ class HORST(MirroredAdam):
         betas: Decay rates of the averages of the gradient and of its square.
         eps: Added to the denominator.
         weight_decay: Decoupled decay, as in AdamW.
-        alpha: Strength of the mirror step relative to ``lr``. The paper uses 5; its runs with 200 crashed.
+        alpha: Strength of the mirror step relative to ``lr``. The paper uses 5; its runs with 200 crashed. ``"auto"``
+            chooses it, and a ``max_scale`` that makes it safe, from ``lr`` (give the peak of the schedule) and the size
+            of the weights at that moment: :mod:`horst.optimizers.auto_alpha`.
         beta: Decay inside the mirror step; it does the same work as ``weight_decay``.
         max_exponent: Clamps the mirror step's exponent, so that one step scales a weight by at most
             ``exp(max_exponent)``. None: no limit, as in the paper.
+        max_scale: Weights beyond this size take the mirror step of a weight of this size: they grow in a line and not
+            exponentially (:mod:`horst.kernels.bounded_mirror`). None: no bound, as in the paper.
         maximize: Ascend instead of descend.
         foreach: True insists on ``torch._foreach_*`` calls. None: choose the fastest backend available.
         fused: True insists on the fused kernel (one launch a group, no temporaries; CUDA). None: choose.
@@ -50,6 +55,8 @@ class HORST(MirroredAdam):
         >>> optimizer = HORST(model.parameters(), lr=1e-3, alpha=5.0)
         >>> model(torch.ones(3, 4)).square().mean().backward()
         >>> optimizer.step()
+        >>> HORST(model.parameters(), lr=1e-3, alpha="auto").param_groups[0]["alpha"]
+        50.0
 
     References: HORST, Algorithm 2 and Corollary 4.5.
     """
@@ -64,9 +71,10 @@ class HORST(MirroredAdam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
-        alpha: float = 5.0,
+        alpha: Alpha = 5.0,
         beta: float = 0.0,
         max_exponent: float | None = None,
+        max_scale: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -82,6 +90,7 @@ class HORST(MirroredAdam):
             alpha=alpha,
             beta=beta,
             max_exponent=max_exponent,
+            max_scale=max_scale,
             maximize=maximize,
             foreach=foreach,
             fused=fused,

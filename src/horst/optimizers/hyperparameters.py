@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from horst.optimizers.auto_alpha import AUTO
+
 
 def check_adam_hyperparameters(group: dict[str, Any]) -> None:
     """Refuse what cannot be meant, saying what was given, what is allowed and what to do."""
@@ -21,7 +23,7 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
         check_number("lr", lr, "1e-3 is AdamW's default")
     check_number("eps", group["eps"], "1e-8 is AdamW's default")
     check_number("weight_decay", group["weight_decay"], "use 0 for no decay")
-    check_number("alpha", group["alpha"], "use 0 for plain AdamW")
+    check_alpha(group["alpha"], "use 0 for plain AdamW")
     check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
@@ -34,6 +36,7 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
         check_number("max_exponent", limit, "use None for no limit")
         if limit == 0:
             raise ValueError("max_exponent must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
+    check_max_scale(group["max_scale"])
     for name in ("foreach", "fused"):
         if group[name] is not None and not isinstance(group[name], bool):
             raise TypeError(f"{name} must be True, False or None (choose by what is there), got {group[name]!r}.")
@@ -42,6 +45,23 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
             raise TypeError(f"{name} must be True or False, got {group[name]!r}.")
     if group["foreach"] and group["fused"]:
         raise ValueError("foreach=True and fused=True clash: they name two backends. Set one of them to None.")
+
+
+def check_alpha(value: object, hint: str) -> None:
+    """Refuse what is neither ``"auto"`` nor a finite number of at least 0."""
+    if isinstance(value, str):
+        if value != AUTO:
+            raise TypeError(f"alpha must be a number of at least 0 or 'auto', got {value!r}; {hint}.")
+    else:
+        check_number("alpha", value, hint)
+
+
+def check_max_scale(value: object) -> None:
+    """Refuse what is neither None nor a number above 0."""
+    if value is not None:
+        check_number("max_scale", value, "use None for no bound")
+        if value == 0:
+            raise ValueError("max_scale must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
 
 
 def check_number(name: str, value: object, hint: str) -> None:

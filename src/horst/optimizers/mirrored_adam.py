@@ -21,6 +21,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.kernels.multi_tensor import LaunchCache
+from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
 
 __all__ = ["MirroredAdam"]
@@ -42,9 +43,10 @@ class MirroredAdam(Optimizer, abc.ABC):
         eps: float,
         weight_decay: float,
         *,
-        alpha: float,
+        alpha: Alpha,
         beta: float,
         max_exponent: float | None,
+        max_scale: float | None,
         maximize: bool,
         foreach: bool | None,
         fused: bool | None,
@@ -59,6 +61,7 @@ class MirroredAdam(Optimizer, abc.ABC):
             "alpha": alpha,
             "beta": beta,
             "max_exponent": max_exponent,
+            "max_scale": max_scale,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -68,7 +71,10 @@ class MirroredAdam(Optimizer, abc.ABC):
         check_adam_hyperparameters(defaults)
         self._forget_launches()
         self._masks: dict[Tensor, Tensor] = {}
+        self._is_built = False
         super().__init__(params, defaults)
+        self._is_built = True
+        self._resolve_auto(self.param_groups)
 
     @abc.abstractmethod
     def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
@@ -78,6 +84,11 @@ class MirroredAdam(Optimizer, abc.ABC):
         """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
         if isinstance(param_group, dict):  # else the base class says what is wrong
             check_adam_hyperparameters({**self.defaults, **param_group})
+            if self._along_gradient and {**self.defaults, **param_group}["alpha"] == AUTO:
+                raise ValueError(
+                    f"alpha='auto' knows the size of Adam's step, and {type(self).__name__}'s mirror step goes along "
+                    "the raw gradient. Use HORST, or give alpha as a number."
+                )
             params = param_group.get("params", ())
             if isinstance(params, Tensor):
                 params = param_group["params"] = [params]
@@ -99,6 +110,15 @@ class MirroredAdam(Optimizer, abc.ABC):
                         f"fused=True was asked for, but {reason}. Use fused=None to choose by what is there."
                     )
         super().add_param_group(param_group)
+        if self._is_built:  # else all groups are resolved together
+            try:
+                self._resolve_auto(self.param_groups[-1:])
+            except ValueError:
+                self.param_groups.pop()
+                raise
+
+    def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
+        resolve_auto(groups, [p for group in groups if group["alpha"] == AUTO for p in group["params"]])
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this class or of ``torch.optim.AdamW``; what AdamW's lacks keeps its current value."""
@@ -118,6 +138,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         super().__setstate__(state)
         self._forget_launches()
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
+        self._is_built = True
         for group in self.param_groups:
             for key, value in self.defaults.items():  # checkpoints from before an option existed
                 group.setdefault(key, value)
@@ -221,8 +242,8 @@ class MirroredAdam(Optimizer, abc.ABC):
                     state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         if step_on_device and id(group["params"]) not in self._counters_placed:
             for p in group["params"]:
-                if state := self.state.get(p):  # it may have been loaded from one that lived on the host
-                    state["step"] = state["step"].to(p.device, torch.float32)
+                if placed := self.state.get(p):  # it may have been loaded from one that lived on the host
+                    placed["step"] = placed["step"].to(p.device, torch.float32)
             self._counters_placed.add(id(group["params"]))
         exp_avgs += map(_EXP_AVG, states)
         exp_avg_sqs += map(_EXP_AVG_SQ, states)
@@ -285,6 +306,7 @@ class MirroredAdam(Optimizer, abc.ABC):
                 maximize=group["maximize"],
                 capturable=group["capturable"],
                 stochastic_rounding=group["stochastic_rounding"],
+                max_scale=group["max_scale"],
             )
             horst_step(
                 part,
@@ -304,12 +326,19 @@ class MirroredAdam(Optimizer, abc.ABC):
                 "Make the optimizer with capturable=True, and with a tensor lr if a schedule changes it."
             )
         lr, alpha = group["lr"], group["alpha"]
-        if self._warned or self._along_gradient or isinstance(lr, Tensor) or not alpha * lr > 0.5:
+        if (
+            self._warned
+            or self._along_gradient
+            or isinstance(lr, Tensor)
+            or not alpha * lr > 0.5
+            or group["max_scale"] is not None
+        ):
             return
         self._warned = True
         warnings.warn(
             f"alpha * lr is {alpha * lr:.3g}: one step may change a weight by a factor of exp({alpha * lr:.3g}). The "
-            "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, or set max_exponent.",
+            "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, set max_exponent or max_scale, or "
+            "use alpha='auto'.",
             stacklevel=4,
         )
 

@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from horst.optimizers.hyperparameters import check_number
+from horst.optimizers.auto_alpha import Alpha
+from horst.optimizers.hyperparameters import check_alpha, check_number
 from horst.optimizers.model_structure import Kind, block_prefixes, clean_name, parameter_kinds
 
 __all__ = ["ParamGroups", "ParamRow", "param_groups"]
@@ -69,7 +70,7 @@ def param_groups(
     model: nn.Module,
     *,
     weight_decay: float,
-    alpha: float,
+    alpha: Alpha,
     beta: float = 0.0,
     mirror: Mirror = "matrices",
     no_decay: Collection[str] = ("embedding", "position"),
@@ -90,7 +91,8 @@ def param_groups(
     Frozen parameters are left out, tied ones appear once.
 
     Args:
-        weight_decay, alpha, beta: The values for the parameters that get them; the others get 0.
+        weight_decay, alpha, beta: The values for the parameters that get them; the others get 0. ``alpha="auto"`` is
+            left to the optimizer, which knows the learning rate.
         mirror: Which tensors get the mirror step.
         no_decay: Kinds, or patterns of names (``"*.q_proj.*"``), that get no decay after all.
         no_mirror: Kinds or patterns that get no mirror step after all, e.g. ``("embedding", "head")``.
@@ -104,7 +106,7 @@ def param_groups(
         [(1, 0.1, 5.0), (2, 0.0, 0.0)]
     """
     check_number("weight_decay", weight_decay, "use 0 for no decay")
-    check_number("alpha", alpha, "use 0 for no mirror step")
+    check_alpha(alpha, "use 0 for no mirror step")
     check_number("beta", beta, "use 0 for none")
     if mirror not in get_args(Mirror):
         raise ValueError(f"mirror must be one of {', '.join(map(repr, get_args(Mirror)))}, got {mirror!r}.")

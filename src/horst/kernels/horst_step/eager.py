@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horst.kernels.bounded_mirror import bounded_mirror
 from horst.kernels.cache_blocking import cache_sized_pieces
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.rounding import rounding_noise, stochastic_round
@@ -28,7 +29,7 @@ LOG2_E = math.log2(math.e)
 
 def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None:
     """Update each parameter in turn, in place."""
-    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, _) = options
+    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, *_) = options
     lr = _host_scalar(lr, capturable)
     for step in tensors.steps:
         step += 1
@@ -61,7 +62,10 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
                     exponent.sub_(lr * (beta * LOG2_E))
                 if max_exponent is not None:
                     exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
-                theta.mul_(exponent.exp2_())
+                if options.max_scale is None:
+                    theta.mul_(exponent.exp2_())
+                else:
+                    theta.copy_(bounded_mirror(theta, exponent.div_(LOG2_E), options.max_scale))
             if is_half:
                 if options.stochastic_rounding and param.dtype is torch.bfloat16:
                     noise = rounding_noise(param.shape, step, salt, param.device)
@@ -74,7 +78,7 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
 
 def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
     """Update all parameters with one call a formula term, in place. Temporaries: two copies of the parameters."""
-    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, _) = options
+    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, *_) = options
     lr = _host_scalar(lr, capturable)
     for part in _by_device_and_dtype(tensors):
         params, grads, exp_avgs, exp_avg_sqs, steps = part
@@ -114,8 +118,12 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
             if max_exponent is not None:
                 torch._foreach_clamp_max_(exponent, max_exponent)
                 torch._foreach_clamp_min_(exponent, -max_exponent)
-            torch._foreach_exp_(exponent)
-            torch._foreach_mul_(theta, exponent)
+            if options.max_scale is None:
+                torch._foreach_exp_(exponent)
+                torch._foreach_mul_(theta, exponent)
+            else:
+                for t, e in zip(theta, exponent, strict=True):
+                    t.copy_(bounded_mirror(t, e, options.max_scale))
         if is_half:
             for column, values in ((params, theta), (exp_avgs, m), (exp_avg_sqs, v)):
                 torch._foreach_copy_(column, values)

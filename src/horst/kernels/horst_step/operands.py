@@ -32,6 +32,7 @@ class StepOptions(NamedTuple):
         maximize: The gradient is turned round.
         capturable: The host may not read the step counters or a tensor ``lr``.
         stochastic_rounding: For bfloat16 parameters, see :mod:`horst.kernels.rounding`.
+        max_scale: Bounds the mirror step's metric, see :mod:`horst.kernels.bounded_mirror`.
     """
 
     lr: float | Tensor
@@ -46,6 +47,7 @@ class StepOptions(NamedTuple):
     maximize: bool = False
     capturable: bool = False
     stochastic_rounding: bool = False
+    max_scale: float | None = None
 
     @property
     def has_mirror_step(self) -> bool:

@@ -6,8 +6,9 @@ every fast path is tested against these in float64.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from horst.kernels.bounded_mirror import bounded_mirror_reference
 
 
 def horst_step_reference(
@@ -25,6 +26,7 @@ def horst_step_reference(
     alpha: float,
     beta: float,
     max_exponent: float | None = None,
+    max_scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""One step of Algorithm 2: AdamW, then the entropy mirror step along the same direction.
 
@@ -39,6 +41,7 @@ def horst_step_reference(
     Args:
         step: The number of this step, counted from 1.
         max_exponent: The exponent is clamped to ``[-max_exponent, max_exponent]``. None: not clamped, as in the paper.
+        max_scale: Bounds the mirror step's metric (:mod:`horst.kernels.bounded_mirror`). None: as in the paper.
 
     Returns:
         The new ``theta``, ``m`` and ``v``.
@@ -46,7 +49,7 @@ def horst_step_reference(
     u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
     theta_half = theta - u - lr * weight_decay * theta
     exponent = _clamp(-alpha * theta_half.sign() * u - lr * beta, max_exponent)
-    return theta_half * torch.exp(exponent), m, v
+    return bounded_mirror_reference(theta_half, exponent, max_scale), m, v
 
 
 def ham_step_reference(
@@ -64,6 +67,7 @@ def ham_step_reference(
     alpha: float,
     beta: float,
     max_exponent: float | None = None,
+    max_scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""One step of Algorithm 1: AdamW, then the entropy mirror step along the raw gradient.
 
@@ -77,7 +81,7 @@ def ham_step_reference(
     u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
     theta_half = theta - u - lr * weight_decay * theta
     exponent = _clamp(-lr * (alpha * theta_half.sign() * g + beta), max_exponent)
-    return theta_half * torch.exp(exponent), m, v
+    return bounded_mirror_reference(theta_half, exponent, max_scale), m, v
 
 
 def _adam(

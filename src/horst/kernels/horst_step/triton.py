@@ -14,7 +14,7 @@ from torch import Tensor
 
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.multi_tensor import LaunchCache, share_one_dense_layout
-from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, locate, mix
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, locate, mirrored, mix
 
 
 @triton.jit
@@ -29,9 +29,10 @@ def _one_minus_exp(x, ACC: tl.constexpr):
 @triton.jit
 def _update_block(
     theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
-    lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, max_exponent,
+    lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
+    max_exponent, max_scale,
     ACC: tl.constexpr, MASKED: tl.constexpr, MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr,
-    CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr,
+    CLAMP: tl.constexpr, BOUNDED: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr,
 ):  # fmt: skip
     """The lines of reference.py, in their order, on one block. Loads in the storage dtypes, computes in ACC."""
     mask = offsets < n if MASKED else None  # a mask the compiler cannot see through forbids 16-byte accesses
@@ -67,7 +68,7 @@ def _update_block(
         if CLAMP:
             limit = tl.full((), max_exponent, ACC)
             exponent = tl.minimum(tl.maximum(exponent, -limit), limit)
-        theta *= tl.exp(exponent)
+        theta = mirrored(theta, exponent, tl.full((), max_scale, ACC), BOUNDED)
     if SPARSE:
         theta = tl.where(tl.load(keep_ptr + offsets, mask=mask) != 0, theta, 0.0)
     if STOCHASTIC:
@@ -86,10 +87,11 @@ def _horst_kernel(
     table, grad_table, chunks, tickets, lr_ptr, grad_scale_ptr, found_inf_ptr,
     lr: tl.float64, log_beta1: tl.float64, log_beta2: tl.float64,
     one_minus_beta1: tl.float64, beta2: tl.float64, one_minus_beta2: tl.float64,
-    eps: tl.float64, weight_decay: tl.float64, alpha: tl.float64, beta: tl.float64, max_exponent: tl.float64,
+    eps: tl.float64, weight_decay: tl.float64, alpha: tl.float64, beta: tl.float64,
+    max_exponent: tl.float64, max_scale: tl.float64,
     THETA: tl.constexpr, M: tl.constexpr, V: tl.constexpr, GRAD: tl.constexpr, ACC: tl.constexpr,
-    MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr, CLAMP: tl.constexpr, MAXIMIZE: tl.constexpr,
-    STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
+    MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr, CLAMP: tl.constexpr, BOUNDED: tl.constexpr,
+    MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
     tensor, start = locate(chunks, BLOCK, BLOCKS_PER_CHUNK)
@@ -121,15 +123,15 @@ def _horst_kernel(
         _update_block(
             theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
             lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-            max_exponent,
-            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC, SPARSE,
+            max_exponent, max_scale,
+            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
     else:
         _update_block(
             theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
             lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-            max_exponent,
-            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, MAXIMIZE, STOCHASTIC, SPARSE,
+            max_exponent, max_scale,
+            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
 
     # The program that draws a tensor's last ticket advances its step counter: no second launch. After the barrier every
@@ -207,6 +209,7 @@ def horst_step_triton(
                 alpha,
                 beta,
                 math.inf if max_exponent is None else max_exponent,
+                math.inf if options.max_scale is None else options.max_scale,
             ),
             (
                 TRITON_DTYPES[theta_dtype],
@@ -217,6 +220,7 @@ def horst_step_triton(
                 options.has_mirror_step,
                 options.along_gradient,
                 max_exponent is not None,
+                options.max_scale is not None,
                 options.maximize,
                 options.stochastic_rounding and theta_dtype is torch.bfloat16,
                 masks is not None,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from horst.kernels.backends import Backend
+from horst.kernels.bounded_mirror import bounded_mirror
 from horst.kernels.cache_blocking import cache_sized_pieces
 from horst.kernels.horst_step.eager import LOG2_E
 from horst.kernels.mirror_step.reference import mirror_step_reference
@@ -25,12 +26,14 @@ class MirrorOptions(NamedTuple):
     Attributes:
         decay: The share of the weight that decoupled decay took in the step before (lr * weight_decay), 0 for none.
         shrink: The exponent that does not depend on the direction (lr * beta).
+        max_scale: Bounds the metric, see :mod:`horst.kernels.bounded_mirror`.
     """
 
     alpha: float
     decay: float | Tensor = 0.0
     shrink: float | Tensor = 0.0
     max_exponent: float | None = None
+    max_scale: float | None = None
 
 
 def mirror_step(
@@ -56,7 +59,7 @@ def mirror_step(
     if backend == "fused":
         _fused(params, before, options, cache or LaunchCache())
         return
-    alpha, decay, shrink, max_exponent = options
+    alpha, decay, shrink, max_exponent, max_scale = options
     for param, old in zip(params, before, strict=True):
         is_half = param.dtype in (torch.bfloat16, torch.float16)
         for theta, theta_before in [(param.float(), old.float())] if is_half else cache_sized_pieces(param, old):
@@ -65,7 +68,10 @@ def mirror_step(
                 exponent.sub_(shrink * LOG2_E)
             if max_exponent is not None:
                 exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
-            theta.mul_(exponent.exp2_())
+            if max_scale is None:
+                theta.mul_(exponent.exp2_())
+            else:
+                theta.copy_(bounded_mirror(theta, exponent.div_(LOG2_E), max_scale))
             if is_half:
                 param.copy_(theta)
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from horst.kernels.mirror_step import MirrorOptions
 from horst.kernels.multi_tensor import LaunchCache, share_one_dense_layout
-from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, locate
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, locate, mirrored
 
 
 @triton.jit
 def _mirror_block(
-    theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent,
-    ACC: tl.constexpr, MASKED: tl.constexpr, CLAMP: tl.constexpr,
+    theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, max_scale,
+    ACC: tl.constexpr, MASKED: tl.constexpr, CLAMP: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
     mask = offsets < n if MASKED else None
     theta = tl.load(theta_ptr + offsets, mask=mask).to(ACC)
@@ -26,15 +26,16 @@ def _mirror_block(
     exponent = tl.where(theta < 0, alpha * u, -alpha * u) - shrink
     if CLAMP:
         exponent = tl.minimum(tl.maximum(exponent, -max_exponent), max_exponent)
-    tl.store(theta_ptr + offsets, cast_nearest(theta * tl.exp(exponent), theta_ptr.dtype.element_ty), mask=mask)
+    theta = mirrored(theta, exponent, max_scale, BOUNDED)
+    tl.store(theta_ptr + offsets, cast_nearest(theta, theta_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _mirror_kernel(
     table, old_table, chunks, decay_ptr, shrink_ptr,
-    alpha: tl.float64, decay: tl.float64, shrink: tl.float64, max_exponent: tl.float64,
-    THETA: tl.constexpr, OLD: tl.constexpr, ACC: tl.constexpr, CLAMP: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
+    alpha: tl.float64, decay: tl.float64, shrink: tl.float64, max_exponent: tl.float64, max_scale: tl.float64,
+    THETA: tl.constexpr, OLD: tl.constexpr, ACC: tl.constexpr, CLAMP: tl.constexpr, BOUNDED: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
     tensor, start = locate(chunks, BLOCK, BLOCKS_PER_CHUNK)
     row = table + 3 * tensor  # theta, number of elements, position
@@ -56,11 +57,16 @@ def _mirror_kernel(
         shrink = tl.full((), shrink, ACC)
     alpha = tl.full((), alpha, ACC)
     max_exponent = tl.full((), max_exponent, ACC)
+    max_scale = tl.full((), max_scale, ACC)
     offsets = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:
-        _mirror_block(theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, ACC, False, CLAMP)
+        _mirror_block(
+            theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, max_scale, ACC, False, CLAMP, BOUNDED
+        )  # fmt: skip
     else:
-        _mirror_block(theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, ACC, True, CLAMP)
+        _mirror_block(
+            theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, max_scale, ACC, True, CLAMP, BOUNDED
+        )  # fmt: skip
 
 
 def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
@@ -73,7 +79,7 @@ def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: Mirr
         staged = [(p, copy) for (p, _), (copy, _) in zip(pairs, walkable, strict=True) if p is not copy]
         launches = cache.plan(([p for p, _ in walkable],), [old for _, old in walkable], keep=not staged)
 
-    alpha, decay, shrink, max_exponent = options
+    alpha, decay, shrink, max_exponent, max_scale = options
     for launch in launches:
         device = launch.table.device
         theta_dtype, old_dtype = launch.dtypes
@@ -90,8 +96,15 @@ def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: Mirr
                 0.0 if isinstance(decay, Tensor) else decay,
                 0.0 if isinstance(shrink, Tensor) else shrink,
                 math.inf if max_exponent is None else max_exponent,
+                math.inf if max_scale is None else max_scale,
             ),
-            (TRITON_DTYPES[theta_dtype], TRITON_DTYPES[old_dtype], TRITON_DTYPES[acc], max_exponent is not None),
+            (
+                TRITON_DTYPES[theta_dtype],
+                TRITON_DTYPES[old_dtype],
+                TRITON_DTYPES[acc],
+                max_exponent is not None,
+                max_scale is not None,
+            ),
             may_reuse=from_device == [None, None],
         )
     for original, copy in staged:

@@ -1,0 +1,81 @@
+"""``alpha="auto"``: the strength of the mirror step from the learning rate and the size of the weights.
+
+``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
+it ``RATE`` at the learning rate the optimizer is built with, which is the peak of the usual schedules. A schedule then
+scales both steps alike. A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric
+``|theta|`` is bounded at ``SPREAD`` times the root mean square of the weights (:mod:`horst.kernels.bounded_mirror`):
+where Adam moves a weight by ``lr``, this moves it by at most ``lr + RATE * SPREAD * rms``, whatever the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Alpha = float | Literal["auto"]
+AUTO = "auto"
+RATE = 0.05
+SPREAD = 8.0
+
+
+def resolve_auto(
+    groups: Sequence[dict[str, Any]],
+    everything: Iterable[Tensor],
+    *,
+    alpha_key: str = "alpha",
+    scale_key: str = "max_scale",
+) -> None:
+    """Replace ``"auto"`` in groups by ``RATE / lr``, and a bound that is None by ``SPREAD`` times the weights' size.
+
+    Args:
+        groups: Of an optimizer.
+        everything: The tensors whose size counts; those of two or more dimensions, if there are any.
+    """
+    waiting = [group for group in groups if group[alpha_key] == AUTO]
+    for group in waiting:
+        lr = float(group["lr"])
+        if not lr > 0:
+            raise ValueError(
+                f"alpha='auto' is {RATE} over the learning rate, and lr is {lr:g}. Build the optimizer with the peak "
+                "of the schedule as lr, or give alpha as a number."
+            )
+    if not waiting:
+        return
+    scale = SPREAD * root_mean_square(everything)
+    for group in waiting:
+        group[alpha_key] = RATE / float(group["lr"])
+        if group[scale_key] is None:
+            group[scale_key] = scale
+
+
+@torch.no_grad()
+def root_mean_square(tensors: Iterable[Tensor]) -> float:
+    """Over all entries of the tensors of two or more dimensions, or of all tensors if there are none.
+
+    Example:
+        >>> root_mean_square([torch.full((2, 2), 3.0), torch.ones(100)])
+        3.0
+    """
+    tensors = list(tensors)
+    chosen = [t for t in tensors if t.dim() >= 2] or tensors
+    if any(t.is_meta for t in chosen):
+        raise ValueError(
+            "alpha='auto' looks at the size of the weights, and some are on the meta device. Give them values before "
+            "the optimizer is built, or give alpha and max_scale as numbers."
+        )
+    total, count = 0.0, 0
+    for t in chosen:
+        square = t.detach().to(torch.promote_types(t.dtype, torch.float32)).square().sum()
+        total += float(square.full_tensor() if hasattr(square, "full_tensor") else square)  # a DTensor: over all ranks
+        count += t.numel()
+    size = math.sqrt(total / count) if count else 0.0
+    if not 0 < size < math.inf:
+        raise ValueError(
+            f"alpha='auto' looks at the size of the weights, whose root mean square is {size}. Give them their "
+            "starting values before the optimizer is built, or give alpha and max_scale as numbers."
+        )
+    return size

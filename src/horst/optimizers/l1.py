@@ -1,0 +1,81 @@
+"""An L1 penalty beside any torch optimizer: in the gradient, or as a soft threshold after the step.
+
+Both read the option ``l1`` of each group, so that it is scheduled and saved with the others; a group without it is left
+alone. They hang on the optimizer's hooks, which copies and pickles of an optimizer do not keep: call them again there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.optim import Optimizer
+
+__all__ = ["penalize_l1", "soft_threshold"]
+
+
+def penalize_l1(optimizer: Optimizer) -> Any:
+    r"""Add the subgradient :math:`\lambda\, \mathrm{sign}(\theta)` of an L1 penalty to ``p.grad`` before every step.
+
+    It is what ``loss + l1 * weights.abs().sum()`` would do, after any clipping of the loss's own gradient. Adam then
+    divides it by the root of the gradients' second moment like the rest, and weights hover around zero without staying
+    there. :math:`\lambda` is the group's ``l1``.
+
+    Returns:
+        A handle whose ``remove()`` undoes it.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.0]))
+        >>> optimizer = torch.optim.SGD([{"params": [weight], "l1": 0.5}], lr=1.0)
+        >>> handle = penalize_l1(optimizer)
+        >>> weight.grad = torch.zeros(3)
+        >>> optimizer.step()
+        >>> weight.detach()
+        tensor([ 0.5000, -0.5000,  0.0000])
+    """
+    return optimizer.register_step_pre_hook(_add_subgradient)
+
+
+def soft_threshold(optimizer: Optimizer) -> Any:
+    r"""Shrink every weight towards zero by :math:`\eta \lambda` after every step, and to exactly zero from below that.
+
+    .. math:: \theta \leftarrow \mathrm{sign}(\theta) \max(|\theta| - \eta \lambda, 0)
+
+    the proximal step of the penalty, decoupled from the gradient as AdamW's decay is; :math:`\eta, \lambda` are the
+    group's ``lr``, ``l1``. Weights without a gradient are left alone, as by the optimizer.
+
+    Returns:
+        A handle whose ``remove()`` undoes it.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.2]))
+        >>> optimizer = torch.optim.SGD([{"params": [weight], "l1": 0.5}], lr=1.0)
+        >>> handle = soft_threshold(optimizer)
+        >>> weight.grad = torch.zeros(3)
+        >>> optimizer.step()
+        >>> weight.detach()
+        tensor([ 0.5000, -0.5000,  0.0000])
+    """
+    return optimizer.register_step_post_hook(_shrink)
+
+
+@torch.no_grad()
+def _add_subgradient(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+        raise RuntimeError("penalize_l1 acts before step(), when a closure has no gradients yet: step without one.")
+    for group in optimizer.param_groups:
+        if group.get("l1"):
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.add_(p.sign(), alpha=group["l1"])
+
+
+@torch.no_grad()
+def _shrink(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for group in optimizer.param_groups:
+        if group.get("l1"):
+            threshold = float(group["lr"]) * group["l1"]
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.copy_(F.softshrink(p, threshold))

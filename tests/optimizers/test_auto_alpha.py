@@ -1,0 +1,143 @@
+"""alpha="auto" and the bound that makes it safe."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from horst import HAM, HORST, compose, param_groups
+from horst.kernels.bounded_mirror import bounded_mirror, bounded_mirror_reference
+from horst.optimizers.auto_alpha import RATE, SPREAD, root_mean_square
+
+finite = st.floats(-50, 50).filter(lambda x: x == 0 or abs(x) > 1e-6)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+
+
+def size(module: nn.Module) -> float:
+    flat = torch.cat([p.detach().flatten() for p in module.parameters() if p.dim() > 1])
+    return flat.square().mean().sqrt().item()
+
+
+@given(theta=finite, first=st.floats(-3, 3), second=st.floats(-3, 3), max_scale=st.floats(0.01, 10))
+def test_two_bounded_steps_are_one_of_their_sum(theta, first, second, max_scale):
+    theta, first, second = (torch.tensor(x, dtype=torch.float64) for x in (theta, first, second))
+    there = bounded_mirror(theta, first, max_scale)
+    torch.testing.assert_close(
+        bounded_mirror(there, second, max_scale),
+        bounded_mirror(theta, first + second, max_scale),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    torch.testing.assert_close(there, bounded_mirror_reference(theta, first, max_scale), rtol=1e-12, atol=0)
+    assert there.sign() == theta.sign()
+    torch.testing.assert_close(bounded_mirror(-theta, first, max_scale), -there, rtol=0, atol=0)
+
+
+@given(theta=finite, exponent=st.floats(-3, 3), max_scale=st.floats(0.01, 10))
+def test_no_weight_moves_further_than_the_bound_allows(theta, exponent, max_scale):
+    theta, exponent = torch.tensor(theta, dtype=torch.float64), torch.tensor(exponent, dtype=torch.float64)
+    moved = (bounded_mirror(theta, exponent, max_scale) - theta).abs()
+    assert moved <= max_scale * exponent.abs() * (1 + 1e-9) + 1e-12
+    plain = bounded_mirror_reference(theta, exponent, None)
+    if max(theta.abs(), plain.abs()) < max_scale:
+        assert bounded_mirror(theta, exponent, max_scale) == plain
+
+
+def test_a_weight_pushed_outwards_grows_in_a_line_and_not_exponentially():
+    def push(**options) -> float:
+        p = nn.Parameter(torch.full((2, 2), 0.02))
+        optimizer = HORST([p], lr=1e-3, weight_decay=0.0, **options)
+        for _ in range(1000):
+            p.grad = -torch.ones(2, 2)
+            optimizer.step()
+        return p.max().item()
+
+    assert push(alpha=60.0) > 1e20
+    rate = 1e-3 + RATE * SPREAD * 0.02
+    assert 0.02 + 0.5 * 1000 * rate < push(alpha="auto") < 0.02 + 1000 * rate
+
+
+def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
+    net = model()
+    optimizer = HORST(net.parameters(), lr=2e-3, alpha="auto")
+    (group,) = optimizer.param_groups
+    assert group["alpha"] == RATE / 2e-3
+    assert group["max_scale"] == pytest.approx(SPREAD * size(net))
+    groups = param_groups(net, weight_decay=0.1, alpha="auto")
+    groups[0]["lr"] = 1e-2
+    resolved = HORST(groups, lr=torch.tensor(1e-3)).param_groups
+    assert [g["alpha"] for g in resolved] == [pytest.approx(RATE / 1e-2), 0.0]
+    assert resolved[0]["max_scale"] == pytest.approx(SPREAD * size(net))
+    assert resolved[1]["max_scale"] is None
+    assert HORST(net.parameters(), alpha="auto", max_scale=0.5).param_groups[0]["max_scale"] == 0.5
+    assert root_mean_square([torch.full((3,), 2.0)]) == 2.0
+
+
+def test_a_group_added_later_is_resolved_by_its_own_weights():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = HORST(first.parameters(), lr=1e-3, alpha="auto")
+    optimizer.add_param_group({"params": list(second.parameters()), "lr": 1e-4})
+    assert optimizer.param_groups[1]["alpha"] == pytest.approx(RATE / 1e-4)
+    assert optimizer.param_groups[1]["max_scale"] == pytest.approx(SPREAD * size(second))
+    with pytest.raises(ValueError, match="lr is 0"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], "lr": 0.0})
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_schedule_scales_both_steps_and_a_checkpoint_keeps_the_choice():
+    net = model()
+    optimizer = HORST(net.parameters(), lr=1e-3, alpha="auto")
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
+    assert optimizer.param_groups[0]["alpha"] * scheduler.get_last_lr()[0] == pytest.approx(0.1 * RATE)
+    other = model()
+    for p in other.parameters():
+        p.data.mul_(3)
+    resumed = HORST(other.parameters(), lr=7e-3, alpha="auto")
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for key in ("alpha", "max_scale"):
+        assert resumed.param_groups[0][key] == optimizer.param_groups[0][key]
+    kept = resumed.param_groups[0]["max_scale"]
+    resumed.load_state_dict(torch.optim.AdamW(net.parameters()).state_dict())
+    assert resumed.param_groups[0]["max_scale"] == kept
+
+
+def test_compose_with_auto_is_horst_with_auto():
+    nets = [model().double() for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    groups = [param_groups(net, weight_decay=0.1, alpha="auto", mirror="all") for net in nets]
+    optimizers = [HORST(groups[0], lr=3e-2), compose(torch.optim.AdamW(groups[1], lr=3e-2))]
+    for _ in range(50):
+        x = torch.randn(16, 6, dtype=torch.float64)
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            net(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-10)
+    assert optimizers[1].param_groups[0]["mirror_max_scale"] == optimizers[0].param_groups[0]["max_scale"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: HORST(model().parameters(), lr=0.0, alpha="auto"), "peak of the schedule"),
+        (lambda: HORST(model().to("meta").parameters(), alpha="auto"), "meta device"),
+        (lambda: HORST([nn.Parameter(torch.zeros(2, 2))], alpha="auto"), "root mean square is 0"),
+        (lambda: HORST(model().parameters(), alpha="automatic"), "'auto', got 'automatic'"),
+        (lambda: HORST(model().parameters(), max_scale=0.0), "max_scale must be above 0"),
+        (lambda: HORST(model().parameters(), max_scale=math.nan), "max_scale must be a number"),
+        (lambda: param_groups(model(), weight_decay=0.0, alpha="Auto"), "'auto', got 'Auto'"),
+        (lambda: HAM(model().parameters(), alpha="auto"), "HAM's mirror step goes along the raw gradient"),
+        (lambda: compose(torch.optim.SGD(model().parameters(), lr=0.1), alpha="auto"), "SGD is not known to"),
+    ],
+)
+def test_what_auto_cannot_know_is_refused(make, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        make()

@@ -1,0 +1,153 @@
+"""An L1 penalty in the gradient, as a soft threshold, and as decay of two factors (spred)."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.testing import assert_close
+
+from horst.optimizers.l1 import penalize_l1, soft_threshold
+from horst.optimizers.spred import factorize, merge_factors
+
+
+def float64(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def adam_direction(history, betas=(0.9, 0.999), eps=1e-8):
+    """Adam's bias-corrected direction after the gradients in ``history``."""
+    m = v = torch.zeros_like(history[0])
+    for g in history:
+        m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+    steps = len(history)
+    return m / (1 - betas[0] ** steps) / ((v / (1 - betas[1] ** steps)).sqrt() + eps)
+
+
+GRADIENTS = [float64(0.3, -0.1, 0.0, 0.02), float64(-0.2, 0.4, 0.0, 0.01), float64(0.1, 0.1, 0.0, 0.03)]
+
+
+def run(hook, l1):
+    start = float64(0.5, -0.4, 0.0, 0.003)
+    weight, free = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    groups = [{"params": [weight], "l1": l1}, {"params": [free]}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.2)
+    hook(optimizer)
+    found = []
+    for g in GRADIENTS:
+        weight.grad, free.grad = g.clone(), g.clone()
+        optimizer.step()
+        found.append(weight.detach().clone())
+    return start, found, free.detach()
+
+
+def test_the_penalty_is_a_part_of_the_gradient():
+    theta, found, free = run(penalize_l1, 0.05)
+    history = []
+    for g, after in zip(GRADIENTS, found, strict=True):
+        history.append(g + 0.05 * theta.sign())
+        theta = theta * (1 - 0.01 * 0.2) - 0.01 * adam_direction(history)
+        assert_close(after, theta, rtol=1e-10, atol=1e-14)
+    assert after[2] == 0, "a zero weight feels no penalty"
+    assert_close(free, run(lambda optimizer: None, 0.0)[1][-1], rtol=0, atol=0)
+
+
+def test_the_soft_threshold_is_apart_from_the_gradient_and_makes_exact_zeros():
+    theta, found, free = run(soft_threshold, 2.0)
+    for i, after in enumerate(found):
+        half = theta * (1 - 0.01 * 0.2) - 0.01 * adam_direction(GRADIENTS[: i + 1])
+        theta = half.sign() * (half.abs() - 0.01 * 2.0).clamp(min=0)
+        assert_close(after, theta, rtol=1e-10, atol=1e-14)
+    assert after[3] == 0
+    assert (free != 0).sum() == 3, "a group without l1 is left alone"
+
+
+def test_weights_without_a_gradient_are_left_alone():
+    weight = nn.Parameter(float64(1.0))
+    for hook in (penalize_l1, soft_threshold):
+        optimizer = torch.optim.AdamW([{"params": [weight], "l1": 0.5}], lr=0.1)
+        handle = hook(optimizer)
+        optimizer.step()
+        assert weight.item() == 1.0
+        weight.grad = float64(0.0)
+        handle.remove()
+        optimizer.param_groups[0]["weight_decay"] = 0.0
+        optimizer.step()
+        assert weight.item() == 1.0, "a handle that was removed still acts"
+        weight.grad = None
+
+
+def test_a_closure_is_refused_where_it_would_miss_the_penalty():
+    weight = nn.Parameter(float64(1.0))
+    optimizer = torch.optim.AdamW([{"params": [weight], "l1": 0.5}], lr=0.1)
+    penalize_l1(optimizer)
+    with pytest.raises(RuntimeError, match="step without one"):
+        optimizer.step(lambda: 0.0)
+    optimizer.step(None)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(5, 3, dtype=torch.float64)
+
+
+def test_factors_begin_as_the_weight_and_take_adamws_step_each():
+    model, plain = linear(), linear()
+    factorize(model, [model.weight])
+    assert_close(model.weight, plain.weight, rtol=1e-14, atol=1e-16)
+    factors = dict(model.named_parameters())
+    U, V = (factors[f"parametrizations.weight.original{i}"] for i in (0, 1))
+    scales = U.square().mean().sqrt().item(), V.square().mean().sqrt().item()
+    assert scales[0] == pytest.approx(scales[1]), "the factors are alike in scale"
+    optimizer = torch.optim.AdamW([U, V], lr=0.01, weight_decay=0.5)
+    x = torch.ones(2, 5, dtype=torch.float64)
+    model(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    g, u, v = plain.weight.grad, U.detach().clone(), V.detach().clone()
+    optimizer.step()
+    expected_u = u * (1 - 0.005) - 0.01 * adam_direction([g * v])
+    expected_v = v * (1 - 0.005) - 0.01 * adam_direction([g * u])
+    assert_close(model.weight.detach(), expected_u * expected_v, rtol=1e-9, atol=1e-12)
+
+
+def test_signs_can_change():
+    model = linear()
+    start = model.weight.detach().clone()
+    factorize(model, [model.weight])
+    optimizer = torch.optim.AdamW([p for n, p in model.named_parameters() if "original" in n], lr=0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        (model.weight + start).square().sum().backward()  # the optimum is the weight with its sign turned
+        optimizer.step()
+    assert (model.weight.sign() == -start.sign()).all()
+
+
+def test_decay_of_the_factors_is_a_penalty_on_the_weights():
+    """The stationary point of (w - a)^2 / 2 + l1 |w|, where w = u v and u, v have the L2 penalty l1 / 2 each."""
+    a, l1 = float64([0.5, -0.4, 0.05, -0.02]), 0.1
+    model = nn.Linear(4, 1, bias=False, dtype=torch.float64)
+    factorize(model, [model.weight])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=l1)
+    for _ in range(4000):
+        optimizer.zero_grad()
+        (model.weight - a).square().sum().div(2).backward()
+        optimizer.step()
+    expected = a.sign() * (a.abs() - l1).clamp(min=0)
+    assert_close(model.weight.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_merging_gives_plain_weights_back():
+    model = nn.Sequential(linear(), nn.LayerNorm(3, dtype=torch.float64))
+    untouched = copy.deepcopy(model)
+    merge_factors(model)
+    assert_close(model.state_dict(), untouched.state_dict(), rtol=0, atol=0)
+    factorize(model, [model[0].weight])
+    product = model[0].weight.detach().clone()
+    merge_factors(model)
+    assert type(model[0]) is nn.Linear
+    assert not parametrize.is_parametrized(model)
+    assert isinstance(model[0].weight, nn.Parameter)
+    assert_close(model[0].weight.detach(), product, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="1 of the tensors are not called weight"):
+        factorize(model, [model[0].bias])
