@@ -64,11 +64,31 @@ def test_a_weight_pushed_outwards_grows_in_a_line_and_not_exponentially():
     assert 0.02 + 0.5 * 1000 * rate < push(alpha="auto") < 0.02 + 1000 * rate
 
 
+def test_weights_that_come_back_from_silence_are_not_thrown_out():
+    """After a sparse phase moments are zero but the step count is not: Adam's first steps are three to seven lr."""
+
+    def first_steps(**options) -> float:
+        p = nn.Parameter(torch.full((4, 4), 0.02))
+        optimizer = HORST([p], lr=1e-3, weight_decay=0.0, **options)
+        p.grad = torch.zeros(4, 4)
+        optimizer.step()
+        optimizer.state[p]["step"].fill_(1000.0)
+        for _ in range(10):
+            p.grad = -torch.ones(4, 4)
+            optimizer.step()
+        return p.max().item()
+
+    adamw = first_steps(alpha=0.0)
+    assert first_steps(alpha=50.0) > 5 * adamw
+    assert first_steps(alpha="auto") < math.exp(10 * RATE) * adamw
+
+
 def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     net = model()
     optimizer = HORST(net.parameters(), lr=2e-3, alpha="auto")
     (group,) = optimizer.param_groups
     assert group["alpha"] == RATE / 2e-3
+    assert group["max_exponent"] == RATE
     assert group["max_scale"] == pytest.approx(SPREAD * size(net))
     groups = param_groups(net, weight_decay=0.1, alpha="auto")
     groups[0]["lr"] = 1e-2
@@ -101,7 +121,7 @@ def test_a_schedule_scales_both_steps_and_a_checkpoint_keeps_the_choice():
         p.data.mul_(3)
     resumed = HORST(other.parameters(), lr=7e-3, alpha="auto")
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for key in ("alpha", "max_scale"):
+    for key in ("alpha", "max_exponent", "max_scale"):
         assert resumed.param_groups[0][key] == optimizer.param_groups[0][key]
     kept = resumed.param_groups[0]["max_scale"]
     resumed.load_state_dict(torch.optim.AdamW(net.parameters()).state_dict())

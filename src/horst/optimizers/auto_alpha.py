@@ -3,8 +3,11 @@
 ``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
 it ``RATE`` at the learning rate the optimizer is built with, which is the peak of the usual schedules. A schedule then
 scales both steps alike. A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric
-``|theta|`` is bounded at ``SPREAD`` times the root mean square of the weights (:mod:`horst.kernels.bounded_mirror`):
-where Adam moves a weight by ``lr``, this moves it by at most ``lr + RATE * SPREAD * rms``, whatever the learning rate.
+``|theta|`` is bounded at ``SPREAD`` times the root mean square of the weights (:mod:`horst.kernels.bounded_mirror`).
+Adam's step is about ``lr``, but up to seven times that for weights whose gradients were zero for long, such as those
+that sparse training brings back; so the exponent is clamped at ``RATE``. Together: whatever the learning rate and the
+gradients, the mirror step scales no weight by more than ``exp(RATE)`` and moves none by more than
+``RATE * SPREAD * rms``.
 """
 
 from __future__ import annotations
@@ -19,23 +22,24 @@ from torch import Tensor
 Alpha = float | Literal["auto"]
 AUTO = "auto"
 RATE = 0.05
-SPREAD = 8.0
+SPREAD = 16.0
 
 
 def resolve_auto(
     groups: Sequence[dict[str, Any]],
     everything: Iterable[Tensor],
     *,
-    alpha_key: str = "alpha",
-    scale_key: str = "max_scale",
+    prefix: str = "",
 ) -> None:
-    """Replace ``"auto"`` in groups by ``RATE / lr``, and a bound that is None by ``SPREAD`` times the weights' size.
+    """Replace ``alpha="auto"`` in groups by ``RATE / lr``, and bounds that are None by the rule's.
 
     Args:
         groups: Of an optimizer.
         everything: The tensors whose size counts; those of two or more dimensions, if there are any.
+        prefix: Of the names ``alpha``, ``max_exponent`` and ``max_scale`` in the groups.
     """
-    waiting = [group for group in groups if group[alpha_key] == AUTO]
+    alpha, max_exponent, max_scale = (prefix + name for name in ("alpha", "max_exponent", "max_scale"))
+    waiting = [group for group in groups if group[alpha] == AUTO]
     for group in waiting:
         lr = float(group["lr"])
         if not lr > 0:
@@ -47,9 +51,11 @@ def resolve_auto(
         return
     scale = SPREAD * root_mean_square(everything)
     for group in waiting:
-        group[alpha_key] = RATE / float(group["lr"])
-        if group[scale_key] is None:
-            group[scale_key] = scale
+        group[alpha] = RATE / float(group["lr"])
+        if group[max_exponent] is None:
+            group[max_exponent] = RATE
+        if group[max_scale] is None:
+            group[max_scale] = scale
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ __all__ = ["Mirrored", "compose"]
 _DECOUPLED = (optim.AdamW, optim.Muon, optim.Adafactor)
 # those whose step is about lr in each weight
 _STEPS_OF_ABOUT_LR = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Muon)
-_MIRROR_NAMES = ("alpha", "beta", "max_scale")
+_MIRROR_NAMES = ("alpha", "beta", "max_exponent", "max_scale")
 _COUPLED = (optim.SGD, optim.ASGD, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.RMSprop)
 
 
@@ -61,8 +61,8 @@ def compose(
             ``mirror_alpha`` (RMSprop has another ``alpha``) and can be scheduled there. ``"auto"``: from the group's
             ``lr``, for optimizers that move a weight by about ``lr`` (Adam and its kin, Muon): as in HORST.
         beta: Decay inside the mirror step, likewise ``mirror_beta``.
-        max_exponent: Clamps the mirror step's exponent. None: no limit.
-        max_scale: Weights beyond this size take the mirror step of a weight of this size; likewise
+        max_exponent: Clamps the mirror step's exponent, likewise ``mirror_max_exponent``. None: no limit.
+        max_scale: Weights beyond this size take the mirror step of a weight of this size, likewise
             ``mirror_max_scale``. None: no bound.
         decoupled_decay: Whether ``base`` applies ``weight_decay`` apart from the gradient. None: known for torch's own
             optimizers, an error for others that decay.
@@ -114,14 +114,14 @@ class Mirrored(Optimizer):
         if max_exponent is not None:
             check_number("max_exponent", max_exponent, "use None for no limit")
         self.base = base
-        self._max_exponent = max_exponent
         self._decoupled_decay = decoupled_decay
         self._launches: dict[int, LaunchCache] = defaultdict(LaunchCache)
         state, groups = base.state, base.param_groups
         for group in groups:
             self._decay(group)  # an unknown optimizer that decays is refused here, before anything has changed
         # the base class starts from nothing and adds group by group, to `base` in the end
-        mirror = {"mirror_alpha": alpha, "mirror_beta": beta, "mirror_max_scale": max_scale}
+        mirror = {"mirror_alpha": alpha, "mirror_beta": beta, "mirror_max_exponent": max_exponent}
+        mirror["mirror_max_scale"] = max_scale
         self._is_built = False
         super().__init__(groups, {**base.defaults, **mirror})
         self._is_built = True
@@ -131,7 +131,7 @@ class Mirrored(Optimizer):
     # What the base optimizer holds is the truth: it may replace either (load_state_dict does).
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of ``base``, each with ``mirror_alpha``, ``mirror_beta`` and ``mirror_max_scale``."""
+        """The groups of ``base``, each with the mirror step's options as ``mirror_alpha`` and so on."""
         return self.base.param_groups
 
     @param_groups.setter
@@ -156,6 +156,8 @@ class Mirrored(Optimizer):
             mirror[key] = param_group.get(key, self.defaults[key] if own is None else own)
         check_alpha(mirror["mirror_alpha"], "use 0 for none")
         check_number("mirror_beta", mirror["mirror_beta"], "use 0 for none")
+        if mirror["mirror_max_exponent"] is not None:
+            check_number("mirror_max_exponent", mirror["mirror_max_exponent"], "use None for no limit")
         check_max_scale(mirror["mirror_max_scale"])
         if mirror["mirror_alpha"] == AUTO and not isinstance(self.base, _STEPS_OF_ABOUT_LR):
             raise ValueError(
@@ -172,7 +174,7 @@ class Mirrored(Optimizer):
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
         everything = [p for group in groups if group["mirror_alpha"] == AUTO for p in group["params"]]
-        resolve_auto(groups, everything, alpha_key="mirror_alpha", scale_key="mirror_max_scale")
+        resolve_auto(groups, everything, prefix="mirror_")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as ``base`` does it."""
@@ -187,7 +189,7 @@ class Mirrored(Optimizer):
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("base", "defaults", "_max_exponent", "_decoupled_decay")
+        own = ("base", "defaults", "_decoupled_decay")
         return {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -240,7 +242,11 @@ class Mirrored(Optimizer):
                 # read before the step, in case the optimizer schedules itself
                 shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
                 options = MirrorOptions(
-                    group["mirror_alpha"], self._decay(group), shrink, self._max_exponent, group["mirror_max_scale"]
+                    group["mirror_alpha"],
+                    self._decay(group),
+                    shrink,
+                    group["mirror_max_exponent"],
+                    group["mirror_max_scale"],
                 )
                 work.append((i, params, before, options))
         loss = self.base.step() if closure is None else self.base.step(closure)
