@@ -7,6 +7,7 @@ bytes.
 from __future__ import annotations
 
 import logging
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ def to_semi_structured(model: nn.Module) -> list[str]:
 
     Layers of Hugging Face's ``Conv1D`` become ``nn.Linear``. Layers that are not 2:4 stay as they are, as do those
     whose shape torch cannot take; the latter are logged. Whether it is faster depends on the shapes and the number of
-    tokens: measure with :func:`horst.export.compare`.
+    tokens: measure with :func:`horst.export.compare`. torch calls its semi-structured tensors a prototype.
 
     Args:
         model: On a CUDA device, in float16 or bfloat16.
@@ -61,7 +62,9 @@ def to_semi_structured(model: nn.Module) -> list[str]:
     converted = []
     for name, module in layers.items():
         try:
-            weight = torch.sparse.to_sparse_semi_structured(_rows(module).contiguous())
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*prototype stage", category=UserWarning)
+                weight = torch.sparse.to_sparse_semi_structured(_rows(module).contiguous())
         except RuntimeError as error:  # shapes that are no multiples of the sparse cores' tiles
             _log.warning("%s stays dense: %s", name, error)
             continue
