@@ -17,14 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horst.kernels.bounded_mirror import bounded_mirror
+from horst.kernels.bounded_mirror import LOG2_E, mirror_
 from horst.kernels.cache_blocking import cache_sized_pieces
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.rounding import rounding_noise, stochastic_round
 
 _HALF = (torch.bfloat16, torch.float16)
-# exp(x) is computed as 2**(x * LOG2_E): on a CPU torch's exp2 takes a third of the time of its exp.
-LOG2_E = math.log2(math.e)
 
 
 def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None:
@@ -62,10 +60,7 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
                     exponent.sub_(lr * (beta * LOG2_E))
                 if max_exponent is not None:
                     exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
-                if options.max_scale is None:
-                    theta.mul_(exponent.exp2_())
-                else:
-                    theta.copy_(bounded_mirror(theta, exponent.div_(LOG2_E), options.max_scale))
+                mirror_(theta, exponent, options.max_scale)
             if is_half:
                 if options.stochastic_rounding and param.dtype is torch.bfloat16:
                     noise = rounding_noise(param.shape, step, salt, param.device)
@@ -122,8 +117,9 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
                 torch._foreach_exp_(exponent)
                 torch._foreach_mul_(theta, exponent)
             else:
+                torch._foreach_mul_(exponent, LOG2_E)
                 for t, e in zip(theta, exponent, strict=True):
-                    t.copy_(bounded_mirror(t, e, options.max_scale))
+                    mirror_(t, e, options.max_scale)
         if is_half:
             for column, values in ((params, theta), (exp_avgs, m), (exp_avg_sqs, v)):
                 torch._foreach_copy_(column, values)

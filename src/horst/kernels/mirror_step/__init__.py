@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from horst.kernels.backends import Backend
-from horst.kernels.bounded_mirror import bounded_mirror
+from horst.kernels.bounded_mirror import LOG2_E, mirror_
 from horst.kernels.cache_blocking import cache_sized_pieces
-from horst.kernels.horst_step.eager import LOG2_E
 from horst.kernels.mirror_step.reference import mirror_step_reference
 from horst.kernels.multi_tensor import LaunchCache
 
@@ -68,10 +67,7 @@ def mirror_step(
                 exponent.sub_(shrink * LOG2_E)
             if max_exponent is not None:
                 exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
-            if max_scale is None:
-                theta.mul_(exponent.exp2_())
-            else:
-                theta.copy_(bounded_mirror(theta, exponent.div_(LOG2_E), max_scale))
+            mirror_(theta, exponent, max_scale)
             if is_half:
                 param.copy_(theta)
 
