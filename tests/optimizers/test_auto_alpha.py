@@ -97,6 +97,7 @@ def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     assert group["alpha"] == RATE / 2e-3
     assert group["max_exponent"] == RATE
     assert group["max_scale"] == pytest.approx(SPREAD * size(net))
+    assert HORST(net.parameters(), lr=0.1, alpha="auto").param_groups[0]["max_scale"] == SPREAD * 0.1 / RATE
     groups = param_groups(net, weight_decay=0.1, alpha="auto")
     groups[0]["lr"] = 1e-2
     resolved = HORST(groups, lr=torch.tensor(1e-3)).param_groups

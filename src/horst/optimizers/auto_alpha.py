@@ -3,11 +3,13 @@
 ``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
 it ``RATE`` at the learning rate the optimizer is built with, which is the peak of the usual schedules. A schedule then
 scales both steps alike. A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric
-``|theta|`` is bounded at ``SPREAD`` times the root mean square of the weights (:mod:`horst.kernels.bounded_mirror`).
+``|theta|`` is bounded (:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or
+times ``1 / alpha`` if that is more: at that size the two halves of a step are equal, and with a large learning rate
+weights soon outgrow what they started with.
 Adam's step is about ``lr``, but up to seven times that for weights whose gradients were zero for long, such as those
 that sparse training brings back; so the exponent is clamped at ``RATE``. Together: whatever the learning rate and the
-gradients, the mirror step scales no weight by more than ``exp(RATE)`` and moves none by more than
-``RATE * SPREAD * rms``.
+gradients, the mirror step scales no weight by more than ``exp(RATE)``, and moves none by more than ``SPREAD * lr`` or
+``RATE * SPREAD * rms``, whichever is more.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ def resolve_auto(
             )
     if not waiting:
         return
-    scale = SPREAD * root_mean_square(everything)
+    size = root_mean_square(everything)
     for group in waiting:
         group[alpha] = RATE / float(group["lr"])
         if group[max_exponent] is None:
             group[max_exponent] = RATE
         if group[max_scale] is None:
-            group[max_scale] = scale
+            group[max_scale] = SPREAD * max(size, 1 / group[alpha])
 
 
 @torch.no_grad()
