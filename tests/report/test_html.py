@@ -155,13 +155,14 @@ def built(folder, *results, **options):
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory):
+def everything(tmp_path_factory, frontier):
     """One page with all committed results and a toy of every kind that has none."""
     folder = tmp_path_factory.mktemp("everything")
     toys = [
         acdc(phases=True),
         acdc("table3_ham", (0.9,), names=("adamw", "ham", "horst")),
         acdc("table4_long_run", (0.7,)),
+        *frontier.values(),
     ]
     files = [toy.save(folder / f"{toy.experiment}.json") for toy in (*toys, result(rows=[{"a": 1}]), quickstart(2))]
     return html.build([*COMMITTED, *files], folder / "report.html")

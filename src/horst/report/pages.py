@@ -16,7 +16,7 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.extras import load_extra
-from horst.report import how_it_works
+from horst.report import frontier_page, how_it_works
 from horst.report.figures import save_figure
 from horst.report.quickstart_tables import language_table, vision_table
 from horst.report.tables import markdown, number, origin, rewrite_blocks
@@ -28,6 +28,7 @@ from horst.report.transformer_tables import (
     one_shot_table,
     paper_acdc_table,
     speed_table,
+    training_speed_table,
 )
 
 PAGES = (
@@ -37,7 +38,9 @@ PAGES = (
     "docs/sparse_training.md",
     "docs/pruning.md",
     "docs/export.md",
+    "docs/training.md",
     "docs/reproducing.md",
+    "docs/frontier.md",
 )
 
 
@@ -253,11 +256,13 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "paper_acdc": ((), paper_acdc_table),
     "figure1_left": (_FIGURE1, spread_table),
     "pruned_squares": (_TABLE6, how_it_works.pruned_squares_table),
+    "training_speed": (("benchmarks/results/training_h200.json",), training_speed_table),
     "pruning_speed": (("benchmarks/results/pruning_h200.json",), pruning_speed_table),
     "export_files": (_EXPORT, export_files_table),
     "export_models": (_EXPORT, export_models_table),
     "selection": (_SPARSITY, selection_table),
     "mask_overhead": (_SPARSITY, mask_overhead_table),
+    **frontier_page.TABLES,
 }
 
 
@@ -274,6 +279,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = 
         how_it_works.composition_order,
     ),
     "docs/figures/how_it_works/pruned_squares.svg": (_TABLE6, how_it_works.pruned_squares),
+    **frontier_page.FIGURES,
 }
 
 

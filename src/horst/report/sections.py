@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horst.experiments.result import Result
-from horst.report import geometry, pages, transformer_sections
+from horst.report import frontier_sections, geometry, pages, transformer_sections
 from horst.report.document import Content, Figure, Section, Table, blamed
 from horst.report.figures import FIGURES
 from horst.report.tables import markdown
@@ -140,7 +140,7 @@ def _toy(name: str, caption: str, alt: str, *tables: tuple[str, str]) -> Callabl
     return write
 
 
-_LANGUAGE, _VISION, _GEOMETRY, _SPEED = "Language", "Vision", "Geometry", "Speed"
+_LANGUAGE, _VISION, _BEYOND, _GEOMETRY, _SPEED = "Language", "Vision", "Beyond the paper", "Geometry", "Speed"
 _SUMMARY = (
     "Means over seeds. Off-support magnitude is the mean magnitude of the uninformative features, as a share of the "
     "largest; angles in degrees to the max-margin solutions."
@@ -177,6 +177,15 @@ KINDS: Mapping[str, Kind] = {
         title="AC/DC on digits",
         group=_VISION,
         write=_tables(("Mean accuracy over seeds, and their deviation, by learning rate", pages.digits_table)),
+    ),
+    "frontier_language": Kind(
+        title="Beyond the paper: alpha and the learning rate, language", group=_BEYOND, write=frontier_sections.language
+    ),
+    "frontier_vision": Kind(
+        title="Beyond the paper: alpha and the learning rate, vision", group=_BEYOND, write=frontier_sections.vision
+    ),
+    "frontier_compositions": Kind(
+        title="Beyond the paper: other compositions", group=_BEYOND, write=frontier_sections.compositions
     ),
     "figure1_weight_spread": Kind(
         title="Figure 1: how weights are spread", group="Weights", write=transformer_sections.weight_spread

@@ -11,7 +11,17 @@ from horst.experiments.result import Result
 from horst.report.figures import new_figure
 from horst.report.transformer_tables import LABELS, contender
 
-COLOURS = {"adamw": "#0072B2", "ham": "#E69F00", "horst": "#D55E00"}
+COLOURS = {
+    "adamw": "#0072B2",
+    "ham": "#E69F00",
+    "horst": "#D55E00",
+    "hyperbolic": "#CC79A7",
+    "muon": "#009E73",
+    "horst-muon": "#8C510A",
+    "adamw-l1": "#56B4E9",
+    "adamw-proximal": "#6A51A3",
+    "spred": "#737373",
+}
 STYLES = ("-", "--", ":", "-.")
 
 

@@ -10,7 +10,17 @@ from horst.experiments.result import Result
 from horst.report import paper
 from horst.report.tables import markdown, number
 
-LABELS = {"adamw": "AdamW", "ham": "HAM", "horst": "HORST"}
+LABELS = {
+    "adamw": "AdamW",
+    "ham": "HAM",
+    "horst": "HORST",
+    "hyperbolic": "hyperbolic map",
+    "muon": "Muon",
+    "horst-muon": "HORST over Muon",
+    "adamw-l1": "AdamW with L1",
+    "adamw-proximal": "proximal AdamW",
+    "spred": "spred",
+}
 
 
 def contender(row: Mapping[str, Any]) -> str:
@@ -19,11 +29,13 @@ def contender(row: Mapping[str, Any]) -> str:
     Example:
         >>> contender({"optimizer": "horst", "alpha": 5.0, "beta": 0.0})
         'HORST, alpha 5'
+        >>> contender({"optimizer": "horst", "alpha": "auto", "beta": 0.0})
+        'HORST, alpha auto'
     """
     label = LABELS[row["optimizer"]]
     if not row["alpha"]:
         return label
-    return f"{label}, alpha {row['alpha']:g}" + (f", beta {row['beta']:g}" if row["beta"] else "")
+    return f"{label}, alpha {number(row['alpha'], 'g')}" + (f", beta {row['beta']:g}" if row["beta"] else "")
 
 
 def spread(values: Sequence[float], spec: str) -> str:
@@ -38,15 +50,24 @@ def spread(values: Sequence[float], spec: str) -> str:
 
 
 def one_shot_table(results: Sequence[Result]) -> str:
-    """Table 6: perplexity by optimizer and sparsity."""
+    """Table 6: perplexity by optimizer and sparsity.
+
+    Raises:
+        ValueError: The models were pruned by several methods, which one line would mix.
+    """
     rows = [row for result in results for row in result.rows]
+    methods = sorted({row["method"] for row in rows if row["sparsity"]})
+    if len(methods) > 1:
+        raise ValueError(
+            f"one_shot_table shows one way of pruning, and these results have {', '.join(methods)}. Use methods_table."
+        )
     levels = sorted({row["sparsity"] for row in rows})
     lines = []
     for name in dict.fromkeys(contender(row) for row in rows):
         own = [row for row in rows if contender(row) == name]
         cells = [[row["perplexity"] for row in own if row["sparsity"] == level] for level in levels]
         lines.append([name, *(spread(values, ".2f") if values else "" for values in cells)])
-        theirs = paper.TABLE6[own[0]["optimizer"]] if own[0]["alpha"] in (0.0, 5.0, 200.0) else {}
+        theirs = paper.TABLE6.get(own[0]["optimizer"], {}) if own[0]["alpha"] in (0.0, 5.0, 200.0) else {}
         if theirs:
             lines.append(["*the paper's*", *(f"*{theirs[level]:.2f}*" if level in theirs else "" for level in levels)])
     share = {row["sparsity"]: row["sparsity_of_all_weights"] for row in rows}
@@ -67,20 +88,28 @@ def mirror_table(results: Sequence[Result]) -> str:
 
 
 def methods_table(results: Sequence[Result]) -> str:
-    """Perplexity by optimizer, pruning method and sparsity."""
-    rows = [row for result in results for row in result.rows]
-    levels = sorted({row["sparsity"] for row in rows if row["sparsity"]})
+    """Perplexity by optimizer, pruning method and sparsity; what was not measured is left empty.
+
+    Where the results differ in which tensors get the mirror step, a column says which.
+    """
+    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for result in results:
+        mirror = result.config.get("run", {}).get("optimization", {}).get("mirror", "")
+        for row in result.rows:
+            runs.setdefault((contender(row), mirror if row["alpha"] else ""), []).append(row)
+    levels = sorted({row["sparsity"] for rows in runs.values() for row in rows if row["sparsity"]})
+    several = len({mirror for _, mirror in runs if mirror}) > 1
     lines = []
-    for name in dict.fromkeys(contender(row) for row in rows):
-        own = [row for row in rows if contender(row) == name]
-        dense = spread([row["perplexity"] for row in own if not row["sparsity"]], ".2f")
+    for (name, mirror), own in runs.items():
         for method in dict.fromkeys(row["method"] for row in own if row["sparsity"]):
             cells = [
-                spread([r["perplexity"] for r in own if (r["method"], r["sparsity"]) == (method, level)], ".2f")
-                for level in levels
+                [r["perplexity"] for r in own if (r["method"], r["sparsity"]) == wanted]
+                for wanted in [("dense", 0.0), *((method, level) for level in levels)]
             ]
-            lines.append([name, method, dense, *cells])
-    return markdown(["trained by", "pruned by", "dense", *(f"{level:.0%}" for level in levels)], lines)
+            words = [spread(values, ".2f") if values else "" for values in cells]
+            lines.append([name, *([mirror] if several else []), method, *words])
+    columns = ["trained by", *(["mirror step on"] if several else []), "pruned by", "dense"]
+    return markdown([*columns, *(f"{level:.0%}" for level in levels)], lines)
 
 
 def acdc_table(results: Sequence[Result]) -> str:
@@ -113,3 +142,16 @@ def speed_table(results: Sequence[Result]) -> str:
             rate = number(row[f"{unit}_per_second"], ",.0f")  # none in runs too short to measure
             lines.append([contender(row), str(row["seed"]), f"{rate} {unit}", f"{row['seconds']:.0f}"])
     return markdown(["optimizer", "seed", "a second", "seconds"], lines)
+
+
+def training_speed_table(results: Sequence[Result]) -> str:
+    """A line a model and setting: units a second of a plain loop and of ours, with AdamW and with HORST."""
+    rows = results[0].rows
+    loops = ("plain loop, AdamW", "horst.training, adamw", "horst.training, horst")
+    lines = []
+    for what, settings in dict.fromkeys((row["what"], row["settings"]) for row in rows):
+        rate = {row["loop"]: row["rate"] for row in rows if (row["what"], row["settings"]) == (what, settings)}
+        cost = rate[loops[1]] / rate[loops[2]] - 1
+        lines.append([what, settings, *(number(rate[loop], ",.0f") for loop in loops), number(cost, "+.1%")])
+    columns = ["a second", "settings", "plain loop, AdamW", "`horst.training`, AdamW", "`horst.training`, HORST"]
+    return markdown([*columns, "HORST costs"], lines)

@@ -1,0 +1,64 @@
+"""The tables and figures of the page on the frontier studies, by their names there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horst.experiments.result import Result
+from horst.report.frontier_figures import quality_against_product, tuned_against_sparsity, weights_against_product
+from horst.report.frontier_headline import free_table, sparse_against_dense_table
+from horst.report.frontier_tables import (
+    auto_table,
+    auto_words,
+    contenders_table,
+    pruning_table,
+    tensors_table,
+    training_methods_table,
+    tuned_table,
+)
+from horst.report.transformer_tables import methods_table
+
+_LANGUAGE = "results/transformers/frontier_language.json"
+_VISION = "results/transformers/frontier_vision.json"
+_COMPOSITIONS = "results/transformers/frontier_compositions.json"
+_GPT2 = ("results/transformers/table6_gpt2_wikipedia.json", "results/transformers/table6_gpt2_auto.json")
+
+
+def gpt2_table(results: Sequence[Result]) -> str:
+    """AdamW and HORST by way of pruning; HAM, which the same file holds, is in Table 6's own."""
+    kept = [[row for row in result.rows if row["optimizer"] != "ham"] for result in results]
+    return methods_table([dataclasses.replace(result, rows=rows) for result, rows in zip(results, kept, strict=True)])
+
+
+def auto_table_and_words(results: Sequence[Result]) -> str:
+    """The table, and below it what it says."""
+    return f"{auto_table(results)}\n\n{auto_words(results)}"
+
+
+# Marker on the page -> result files and the function that writes its table.
+TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
+    "frontier_free": ((_COMPOSITIONS, _LANGUAGE), free_table),
+    "frontier_free_gpt2": (_GPT2, free_table),
+    "frontier_gpt2": (_GPT2, gpt2_table),
+    "frontier_auto": ((_LANGUAGE,), auto_table_and_words),
+    "frontier_tuned": ((_LANGUAGE,), tuned_table),
+    "frontier_vision_headline": ((_VISION,), sparse_against_dense_table),
+    "frontier_vision_auto": ((_VISION,), auto_table_and_words),
+    "frontier_training_methods": ((_VISION,), training_methods_table),
+    "frontier_contenders": ((_COMPOSITIONS, _LANGUAGE), contenders_table),
+    "frontier_pruning": ((_COMPOSITIONS,), pruning_table),
+    "frontier_tensors": ((_COMPOSITIONS,), tensors_table),
+}
+# Figure file -> result files and the function that draws it.
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = {
+    "docs/figures/frontier/language.svg": ((_LANGUAGE,), quality_against_product),
+    "docs/figures/frontier/vision.svg": ((_VISION,), functools.partial(quality_against_product, levels=(0.9,))),
+    "docs/figures/frontier/weights.svg": ((_LANGUAGE,), weights_against_product),
+    "docs/figures/frontier/sparsity.svg": (
+        (_COMPOSITIONS, _LANGUAGE),
+        functools.partial(tuned_against_sparsity, methods=("magnitude", "sparsegpt")),
+    ),
+}
