@@ -13,22 +13,16 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-
 from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
 from horst.experiments.outcomes import once
 from horst.experiments.result import Result, command_line, timed
-from horst.experiments.vision_model import WARMUP, VisionConfig, open_source, train_sparse_vision_model
+from horst.experiments.vision_model import Method, VisionConfig, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_spread
-from horst.models.deit import build_deit
-from horst.sparsity import GMP, Cubic, RigL, Sparsifier, find_layers, rigl_steps
-from horst.training import LoopConfig, NonFiniteLoss, Task, TrainResult, WarmupCosine, World, accuracy, processes, train
+from horst.sparsity import find_layers
+from horst.training import NonFiniteLoss, World, processes
 
 NAME = "frontier_vision"
-Method = Literal["acdc", "gmp", "rigl"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,12 +180,9 @@ def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") ->
 
 
 def _train(point: Point, directory: pathlib.Path, world: World) -> dict[str, Any]:
-    if point.method == "acdc":
-        model, trained, _ = train_sparse_vision_model(
-            point.run, point.optimizer, point.sparsity, point.seed, directory, world
-        )
-    else:
-        model, trained = _train_otherwise(point, directory, world)
+    model, trained, _ = train_sparse_vision_model(
+        point.run, point.optimizer, point.sparsity, point.seed, directory, world, point.method
+    )
     weights = [layer.param for layer in find_layers(model, "blocks")]
     zeros = sum(int((weight == 0).sum()) for weight in weights)
     return {
@@ -201,44 +192,6 @@ def _train(point: Point, directory: pathlib.Path, world: World) -> dict[str, Any
         **weight_spread(weights, nonzero=True),
         "seconds": trained.seconds,
     }
-
-
-def _train_otherwise(point: Point, directory: pathlib.Path, world: World) -> tuple[nn.Module, TrainResult]:
-    """GMP from a tenth to three quarters of the steps, or RigL until three quarters, in fifty updates each."""
-    config = point.run
-    torch.manual_seed(point.seed)
-    model = build_deit(config.model).to(world.device)
-    source = open_source(config, point.seed, world)
-    steps = config.epochs * source.steps_per_epoch
-    optimizer = config.optimization.make(model, point.optimizer)
-    every = max(1, steps // 75)
-    masks: Sparsifier
-    if point.method == "gmp":
-        schedule = Cubic(steps // 10, 3 * steps // 4, every=every)
-        masks = GMP(
-            model, optimizer, sparsity=point.sparsity, schedule=schedule, distribution="global", layers=config.layers
-        )
-    else:
-        exchanges = rigl_steps(steps, every=every)
-        masks = RigL(model, optimizer, sparsity=point.sparsity, schedule=exchanges, layers=config.layers)
-    task = Task(
-        model=model,
-        loss=lambda model, images, targets: F.cross_entropy(model(images).float(), targets),
-        train=source,
-        evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.precision),
-        identity={"seed": point.seed, "optimizer": point.optimizer, "method": point.method},
-    )
-    loop = LoopConfig(
-        steps=steps,
-        schedule=WarmupCosine(warmup_steps=int(WARMUP * steps)),
-        precision=config.precision,
-        compile=config.compile,
-        clip_norm=config.clip_norm,
-        log_every=min(50, steps),
-        checkpoint_every=None,
-    )
-    with masks:
-        return model, train(task, optimizer, loop, sparsifier=masks, directory=directory)
 
 
 if __name__ == "__main__":

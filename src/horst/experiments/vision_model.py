@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import Optimizer
 
 from horst.data.cifar10 import read_cifar10
 from horst.data.image_arrays import ImageArrays
@@ -19,13 +20,14 @@ from horst.data.imagenet import ImageNet
 from horst.data.mixing import Mixing
 from horst.experiments.contenders import Name, Optimization
 from horst.models.deit import DeiTConfig, build_deit
-from horst.sparsity import ACDC, Recorder, acdc_epochs, acdc_steps
+from horst.sparsity import ACDC, GMP, Cubic, Recorder, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
 from horst.sparsity.layers import Preset
 from horst.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
 from horst.training.distributed import World
 from horst.training.evaluate import Precision
 
 Dataset = Literal["imagenet", "cifar10", "digits", "npz"]
+Method = Literal["acdc", "gmp", "rigl"]
 Source = ImageArrays | ImageNet
 WARMUP = 0.1  # share of the steps, for schedule="cosine"
 
@@ -103,9 +105,15 @@ def open_source(config: VisionConfig, seed: int, world: World) -> Source:
 
 
 def train_sparse_vision_model(
-    config: VisionConfig, optimizer: Name, sparsity: float, seed: int, directory: pathlib.Path, world: World
+    config: VisionConfig,
+    optimizer: Name,
+    sparsity: float,
+    seed: int,
+    directory: pathlib.Path,
+    world: World,
+    method: Method = "acdc",
 ) -> tuple[nn.Module, TrainResult, dict[str, Any]]:
-    """Train from the seed's weights with AC/DC; sparsity 0 is a dense run.
+    """Train from the seed's weights with masks; sparsity 0 is a dense run.
 
     Returns:
         The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
@@ -139,13 +147,7 @@ def train_sparse_vision_model(
     if not sparsity:
         result = train(task, contender, loop, directory=directory)
         return model, result, {"phases": _history([], source, directory, world)}
-    if config.epochs % 100 == 0:  # the reference's epochs, as the paper's runs have them
-        phases = acdc_epochs(config.epochs, steps_per_epoch=source.steps_per_epoch)
-    else:
-        phases = dataclasses.replace(acdc_steps(steps), steps_per_epoch=source.steps_per_epoch)
-    with ACDC(
-        model, contender, sparsity=sparsity, schedule=phases, layers=config.layers, restore=config.restore
-    ) as sparsifier:
+    with _sparsifier(config, model, contender, sparsity, source.steps_per_epoch, method) as sparsifier:
         recorder = Recorder(sparsifier, quantiles=())  # counts at the events alone; nothing in between
         result = train(task, contender, loop, sparsifier=sparsifier, directory=directory)
         masked = sum(layer.param.numel() for layer in sparsifier.layers)
@@ -156,6 +158,25 @@ def train_sparse_vision_model(
             "phases": _history(recorder.records, source, directory, world),
         }
     return model, result, found
+
+
+def _sparsifier(
+    config: VisionConfig, model: nn.Module, optimizer: Optimizer, sparsity: float, steps_per_epoch: int, method: Method
+) -> Sparsifier:
+    """AC/DC; GMP from a tenth to three quarters of the steps; or RigL until three quarters: in fifty updates each."""
+    steps = config.epochs * steps_per_epoch
+    common: dict[str, Any] = {"sparsity": sparsity, "layers": config.layers}
+    every = max(1, steps // 75)
+    if method == "gmp":
+        schedule = Cubic(steps // 10, 3 * steps // 4, every=every)
+        return GMP(model, optimizer, schedule=schedule, distribution="global", **common)
+    if method == "rigl":
+        return RigL(model, optimizer, schedule=rigl_steps(steps, every=every), **common)
+    if config.epochs % 100 == 0:  # the reference's epochs, as the paper's runs have them
+        phases = acdc_epochs(config.epochs, steps_per_epoch=steps_per_epoch)
+    else:
+        phases = dataclasses.replace(acdc_steps(steps), steps_per_epoch=steps_per_epoch)
+    return ACDC(model, optimizer, schedule=phases, restore=config.restore, **common)
 
 
 def phase_records(records: Sequence[Mapping[str, Any]], steps_per_epoch: int) -> list[dict[str, Any]]:
@@ -174,7 +195,7 @@ def phase_records(records: Sequence[Mapping[str, Any]], steps_per_epoch: int) ->
         {
             "step": record["step"],
             "epoch": record["step"] / steps_per_epoch,
-            "phase": "sparse" if record["kind"] == "prune" else "dense",
+            "phase": "sparse" if record["sparsity"] else "dense",
             **{key: record[key] for key in ("sparsity", "overlap", "sign_flips")},
         }
         for record in records
