@@ -16,6 +16,7 @@ import transformers
 from horst.cli import main
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from tiny_vit import VIT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +68,6 @@ def gpt2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "my-gpt2"
     model.save_pretrained(folder)
     return folder
-
-
-VIT = {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 16, "depth": 3, "num_heads": 2}
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import pytest
 import timm
 import torch
 import transformers
+from tiny_vit import VIT
 
-from conftest import VIT
 from horst.cli.models import load_model
 from horst.data.image_data import normalise, read_digits
 
