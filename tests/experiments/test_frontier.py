@@ -11,10 +11,12 @@ from horst.data.tokenization import tokenize
 from horst.experiments import frontier_compositions, frontier_language, frontier_vision, table6_gpt2_one_shot
 from horst.experiments.contenders import Optimization
 from horst.experiments.frontier import about_optimizer, alphas, folder_name, side_by_side
+from horst.experiments.outcomes import once
 from horst.experiments.recipes import RECIPES
 from horst.experiments.result import Result
 from horst.experiments.weight_histogram import weight_spread
 from horst.models.deit import DeiTConfig
+from horst.optimizers import auto_alpha
 from horst.training import NonFiniteLoss
 
 
@@ -47,10 +49,13 @@ def language(tokens, folder, **changes):
         "widths": (8, 16),
         "wide_lrs": (1e-3,),
         "wide_alpha_lrs": (),
+        "wide_weight_decays": (),
         "long_steps": 6,
         "long_lrs": (1e-3,),
         "long_alpha_lrs": (),
+        "long_weight_decays": (),
         "seeds": (0,),
+        "rule_seeds": (0,),
     }
     return tiny("frontier_language", tokens, folder, **{**small, **changes})
 
@@ -83,6 +88,32 @@ def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens
     again = dataclasses.replace(config, sparsities=(0.6,))
     with pytest.raises(pytest.fail.Exception, match="trained again"):
         RECIPES["frontier_language"].run(again)
+
+
+def test_adamw_is_tuned_at_every_budget_and_the_rule_has_seeds_of_its_own(tokens, tmp_path):
+    wider = {"tuning_lrs": (2e-3,), "wide_weight_decays": (0.1, 0.3)}
+    longer = {"long_tuning_lrs": (8e-3,), "long_weight_decays": (0.3,)}
+    config = language(tokens, tmp_path, **wider, **longer, seeds=(0, 1), rule_seeds=(0, 1, 2))
+    points = frontier_language.points(config)
+
+    def tried(width, steps):
+        own = [p for p in points if p.study == "decay" and (p.run.model.width, p.run.steps) == (width, steps)]
+        assert {p.optimizer for p in own} == {"adamw"}
+        return [(p.run.optimization.lr, p.run.optimization.weight_decay, p.seed) for p in own]
+
+    assert tried(8, 6) == [(lr, 0.3, seed) for lr in (1e-3, 8e-3) for seed in (0, 1)]
+    assert tried(16, 4) == [(lr, decay, seed) for lr in (1e-3, 2e-3) for decay in (0.1, 0.3) for seed in (0, 1)]
+    assert tried(8, 4) == [(lr, d, seed) for lr in (1e-3, 2e-3, 4e-3) for d in (0.0, 0.1) for seed in (0, 1)]
+    seeds = {(p.optimizer, p.run.optimization.alpha): [] for p in points if p.study == "alpha"}
+    for p in points:
+        if p.study == "alpha" and p.run.optimization.lr == 1e-3:
+            seeds[p.optimizer, p.run.optimization.alpha].append(p.seed)
+    assert seeds == {
+        ("adamw", 5.0): [0, 1],
+        ("horst", 5.0): [0, 1, 2],
+        ("horst", 20.0): [0, 1],
+        ("horst", "auto"): [0, 1, 2],
+    }
 
 
 def test_two_workers_find_what_one_finds(tokens, tmp_path):
@@ -120,6 +151,7 @@ def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens,
         tmp_path / "runs",
         lrs=(1e-3,),
         alpha_lrs=(0.05,),
+        mirror_alpha_lr=0.05,
         muon_lr_ratios=(2.0,),
         l1s=(1e-4,),
         proximals=(0.2,),
@@ -200,16 +232,20 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
 
 
 def test_the_recipes_compare_like_with_like():
-    """AdamW's weight decay is tuned at every learning rate that HORST has, and at one more."""
+    """At every budget AdamW's weight decay is tuned at every learning rate that HORST has, and at more."""
     config = RECIPES["frontier_language"].scales["cpu"]()
     points = frontier_language.points(config)
-    horst = {p.run.optimization.lr for p in points if p.optimizer == "horst"}
-    tuned = {(p.run.optimization.lr, p.run.optimization.weight_decay) for p in points if p.study == "decay"}
-    assert tuned == {(lr, decay) for lr in (*horst, 4e-3) for decay in config.weight_decays}
-    assert max(horst) / min(horst) > 30
+    decays = {(64, 400): config.weight_decays, (128, 400): (0.1, 0.3, 1.0), (64, 1600): (0.1, 0.3, 1.0)}
+    for budget, tried in decays.items():
+        own = [p for p in points if (p.run.model.width, p.run.steps) == budget]
+        horst = {p.run.optimization.lr for p in own if p.optimizer == "horst"}
+        tuned = {(p.run.optimization.lr, p.run.optimization.weight_decay) for p in own if p.study == "decay"}
+        assert tuned == {(lr, decay) for lr, _ in tuned for decay in tried}
+        assert {lr for lr, _ in tuned} > horst
+    assert max(p.run.optimization.lr for p in points) / min(p.run.optimization.lr for p in points) > 30
     others = frontier_compositions.points(RECIPES["frontier_compositions"].scales["cpu"]())
-    for study in (points, others):
-        assert {p.seed for p in study} == {0, 1}
+    assert {p.seed for p in points} == {0, 1, 2, 3}
+    assert {p.seed for p in others} == {0, 1}
     shared = {(p.run.batch_size, p.run.model.layers, p.run.model.context, p.run.eval_batches) for p in points + others}
     assert len(shared) == 1
     gpu = frontier_vision.points(RECIPES["frontier_vision"].scales["gpu"]())
@@ -242,3 +278,11 @@ def test_the_spread_of_weights():
     assert spread["kurtosis"] == pytest.approx(double.pow(4).mean() / double.square().mean() ** 2)
     with pytest.raises(ValueError, match="there is no weight to count"):
         weight_spread([torch.zeros(3)], nonzero=True)
+
+
+def test_what_auto_found_by_another_rule_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    path = tmp_path / "outcome.json"
+    assert once(path, {"alpha": "auto"}, lambda: {"found": 1}) == {"found": 1}
+    assert once(path, {"alpha": "auto"}, lambda: {"found": 2}) == {"found": 1}
+    monkeypatch.setattr(auto_alpha, "RATE", 2 * auto_alpha.RATE)
+    assert once(path, {"alpha": "auto"}, lambda: {"found": 2}) == {"found": 2}

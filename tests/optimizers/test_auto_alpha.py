@@ -11,7 +11,7 @@ from torch import nn
 
 from horst import HAM, HORST, compose, param_groups
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
-from horst.optimizers.auto_alpha import RATE, SPREAD, root_mean_square
+from horst.optimizers.auto_alpha import LARGE_STEP, RATE, SPREAD, root_mean_square
 
 
 def bounded_mirror(theta: torch.Tensor, exponent: torch.Tensor, max_scale: float) -> torch.Tensor:
@@ -97,7 +97,6 @@ def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     assert group["alpha"] == RATE / 2e-3
     assert group["max_exponent"] == RATE
     assert group["max_scale"] == pytest.approx(SPREAD * size(net))
-    assert HORST(net.parameters(), lr=0.1, alpha="auto").param_groups[0]["max_scale"] == SPREAD * 0.1 / RATE
     groups = param_groups(net, weight_decay=0.1, alpha="auto")
     groups[0]["lr"] = 1e-2
     resolved = HORST(groups, lr=torch.tensor(1e-3)).param_groups
@@ -106,6 +105,15 @@ def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     assert resolved[1]["max_scale"] is None
     assert HORST(net.parameters(), alpha="auto", max_scale=0.5).param_groups[0]["max_scale"] == 0.5
     assert root_mean_square([torch.full((3,), 2.0)]) == 2.0
+
+
+@pytest.mark.parametrize("step", [LARGE_STEP / 2, LARGE_STEP, 4 * LARGE_STEP])
+def test_where_adams_step_is_large_beside_the_weights_the_rate_falls_in_proportion(step):
+    net = model()
+    lr = step * size(net)
+    (group,) = HORST(net.parameters(), lr=lr, alpha="auto").param_groups
+    assert group["alpha"] * lr == pytest.approx(RATE * min(1.0, LARGE_STEP / step))
+    assert group["max_scale"] == pytest.approx(SPREAD * max(size(net), 1 / group["alpha"]))
 
 
 def test_a_group_added_later_is_resolved_by_its_own_weights():

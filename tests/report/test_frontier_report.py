@@ -14,7 +14,6 @@ from horst.experiments import frontier_vision
 from horst.experiments.contenders import Name
 from horst.experiments.recipes import RECIPES
 from horst.experiments.result import Result
-from horst.optimizers.auto_alpha import RATE
 from horst.report import frontier_sections
 from horst.report.frontier_cells import best, cells_of
 from horst.report.frontier_figures import (
@@ -85,7 +84,7 @@ def test_a_run_that_broke_down_is_said_so_and_is_never_the_best(frontier, lost):
     assert best([cell]) is None
     (line,) = [line for line in lines_of(auto_table([broken]), "", "0.002", "HORST, auto") if "broke" in line[3]]
     assert line[-1] == "dense: broke down"
-    assert "auto is worse than alpha 5 in 1 of 45 cells: width 64, 400 steps, lr 0.002, dense." in auto_words([broken])
+    assert "auto is worse than alpha 5 in 1 of 50 cells: width 64, 400 steps, lr 0.002, dense." in auto_words([broken])
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -94,17 +93,20 @@ def test_a_run_that_broke_down_is_said_so_and_is_never_the_best(frontier, lost):
 def test_where_auto_is_worse_than_alpha_5_is_marked(frontier):
     language = frontier["frontier_language"]
     assert {line[-1] for line in lines_of(auto_table([language]), "") if line[2] == "HORST, auto"} == {"nowhere"}
-    assert "worse than alpha 5 in 0 of 45 cells. " in auto_words([language])
+    assert "worse than alpha 5 in 0 of 50 cells. " in auto_words([language])
     here = {"lr": 8e-3, "width": 128, "steps": 400, "sparsity": 0.7}
     five = mean(language, optimizer="horst", alpha=5.0, **here)
     worse = changed(language, lambda row: {"perplexity": 1.1 * five}, optimizer="horst", alpha="auto", **here)
     marked = [line[-1] for line in lines_of(auto_table([worse]), "") if line[-1] not in ("", "nowhere")]
     assert marked == ["70%: 10.0%"]
-    assert "in 1 of 45 cells: width 128, 400 steps, lr 0.008, 70%. " in auto_words([worse])
+    assert "in 1 of 50 cells: width 128, 400 steps, lr 0.008, 70%. With every seed it is so in 1. " in auto_words(
+        [worse]
+    )
     del here["sparsity"]
     worse = changed(language, lambda row: {"perplexity": 99.0}, optimizer="horst", alpha="auto", **here)
-    cells = "in 5 of 45 cells: width 128, 400 steps, lr 0.008, dense, 50%, 60%, 70%, 80%. It is"
-    assert cells in auto_words([worse])
+    words = auto_words([worse])
+    assert "in 5 of 50 cells: width 128, 400 steps, lr 0.008, dense, 50%, 60%, 70%, 80%. With every" in words
+    assert "With every seed it is so in 5. It is" in words
 
 
 def test_where_auto_is_worse_in_accuracy_is_marked_in_points(frontier):
@@ -124,7 +126,11 @@ def test_adamw_is_at_its_best_over_learning_rates_and_decays(frontier):
     assert "(lr 0.004, decay 0.1)" in line[2]  # the others as they were
     (at_one_decay,) = lines_of(tuned_table([tuned]), "width 64, 400 steps", "AdamW, decay 0.1")
     assert "3.50" not in " ".join(at_one_decay)
-    assert lines_of(tuned_table([tuned]), "width 128, 400 steps", "AdamW, decay 0.1") == []  # not tuned there
+    untuned = dataclasses.replace(
+        tuned, rows=[row for row in tuned.rows if row["width"] == 64 or row["weight_decay"] == 0.1]
+    )
+    assert len(lines_of(tuned_table([tuned]), "width 128, 400 steps", "AdamW, decay 0.1")) == 1
+    assert lines_of(tuned_table([untuned]), "width 128, 400 steps", "AdamW, decay 0.1") == []
 
 
 def test_every_contender_is_shown_at_its_best(frontier):
@@ -259,7 +265,10 @@ def test_quality_is_drawn_against_alpha_times_the_rate(frontier):
     assert at_70.get_title() == "width 64, 400 steps, 70%"
     assert all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
     stars = [line for line in dense.lines if line.get_marker() == "*"]
-    assert [line.get_xdata()[0] for line in stars] == [RATE] * 4
+    auto = dense.get_xticks()[-1]
+    assert [tick.get_text() for tick in dense.get_xticklabels()][-1] == "auto"
+    assert [line.get_xdata()[0] for line in stars] == [auto] * 4
+    assert auto > max(row["alpha_lr"] or 0.0 for row in language.rows)
     where = {"width": 64, "steps": 400, "sparsity": 0.0}
     lrs = language.config["lrs"]
     expected = [mean(language, optimizer="horst", alpha="auto", lr=lr, **where) for lr in lrs]
@@ -268,7 +277,7 @@ def test_quality_is_drawn_against_alpha_times_the_rate(frontier):
     tuned = min(cell.mean for cell in cells_of([language]) if cell.row["optimizer"] == "adamw"
                 and (cell.row["width"], cell.row["steps"], cell.row["sparsity"]) == (64, 400, 0.7))  # fmt: skip
     assert drawn["AdamW at its best"].get_ydata()[0] == pytest.approx(tuned)
-    assert list(drawn["lr 0.002"].get_xdata()[1:]) == pytest.approx([0.005, 0.01, 0.02, 0.05, 0.1])
+    assert list(drawn["lr 0.002"].get_xdata()[1:]) == pytest.approx([0.005, 0.01, 0.02, 0.05, 0.1, 0.2])
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [*(f"lr {lr:g}" for lr in lrs), "AdamW at its best", "HORST, alpha 5", "HORST, auto"]
 
@@ -277,9 +286,9 @@ def test_runs_that_broke_down_or_are_far_off_are_marked(frontier):
     language = frontier["frontier_language"]
     where = {"optimizer": "horst", "alpha": "auto", "width": 64, "steps": 400, "sparsity": 0.0}
     axes = quality_against_product([changed(language, lambda row: {"perplexity": None}, **where, lr=2e-3)]).axes[0]
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"] == [[RATE]]
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"] == [[axes.get_xticks()[-1]]]
     axes = quality_against_product([changed(language, lambda row: {"perplexity": 1e4}, **where, lr=2e-3)]).axes[0]
-    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "^"] == [[RATE]]
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "^"] == [[axes.get_xticks()[-1]]]
     tuned = next(line for line in axes.lines if line.get_label() == "AdamW at its best").get_ydata()[0]
     assert axes.get_ylim()[1] == pytest.approx(CROPPED * tuned)
 

@@ -36,11 +36,15 @@ class Config:
         widths: The first has every run; the others have ``wide_lrs`` and ``wide_alpha_lrs``.
         wide_lrs: Peak learning rates at the other widths.
         wide_alpha_lrs: Products at the other widths.
+        wide_weight_decays: AdamW's there, at ``wide_lrs`` and ``tuning_lrs``.
         long_steps: Steps of longer runs at the first width; none has none.
         long_lrs: Their peak learning rates.
         long_alpha_lrs: Their products.
+        long_weight_decays: AdamW's there, at ``long_lrs`` and ``long_tuning_lrs``.
+        long_tuning_lrs: More learning rates for AdamW there.
         sparsities: Of the pruned tensors; the dense model is always there.
         seeds: Of weights and data order.
+        rule_seeds: Those of HORST at 5 and with its own rule, which are compared cell by cell.
         directory: Where the runs leave their files; a study that was interrupted goes on from there.
         workers: Processes, one run and one core each.
         device: Where the models train; auto is the GPU where there is one.
@@ -49,17 +53,21 @@ class Config:
 
     run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
     lrs: tuple[float, ...] = (5e-4, 2e-3, 8e-3, 1.6e-2)
-    alpha_lrs: tuple[float, ...] = (0.005, 0.02, 0.05, 0.1)
+    alpha_lrs: tuple[float, ...] = (0.005, 0.02, 0.05, 0.1, 0.2)
     weight_decays: tuple[float, ...] = (0.0, 0.01, 0.1, 0.3, 1.0)
     tuning_lrs: tuple[float, ...] = (4e-3,)
     widths: tuple[int, ...] = (64, 128)
     wide_lrs: tuple[float, ...] = (5e-4, 2e-3, 8e-3)
-    wide_alpha_lrs: tuple[float, ...] = (0.02, 0.05)
+    wide_alpha_lrs: tuple[float, ...] = (0.02, 0.1)
+    wide_weight_decays: tuple[float, ...] = (0.1, 0.3, 1.0)
     long_steps: int | None = 1600
-    long_lrs: tuple[float, ...] = (2e-3, 8e-3)
-    long_alpha_lrs: tuple[float, ...] = (0.02,)
+    long_lrs: tuple[float, ...] = (5e-4, 2e-3, 8e-3)
+    long_alpha_lrs: tuple[float, ...] = (0.02, 0.1)
+    long_weight_decays: tuple[float, ...] = (0.1, 0.3, 1.0)
+    long_tuning_lrs: tuple[float, ...] = (4e-3, 1.6e-2)
     sparsities: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8)
     seeds: tuple[int, ...] = (0, 1)
+    rule_seeds: tuple[int, ...] = (0, 1, 2, 3)
     directory: pathlib.Path = pathlib.Path("runs/frontier_language")
     workers: int = 1
     device: Device = "auto"
@@ -120,30 +128,43 @@ def points(config: Config) -> list[Point]:
     if long is not None:
         warmup = round(config.run.warmup_steps * long / config.run.steps)
         longer = dataclasses.replace(config.run, steps=long, warmup_steps=warmup)
-        found += _contenders("length", longer, config.widths[0], config.long_lrs, config.long_alpha_lrs, config.seeds)
+        found += _contenders(config, "length", longer, config.widths[0], config.long_lrs, config.long_alpha_lrs)
+        lrs = {*config.long_lrs, *config.long_tuning_lrs}
+        found += _tuned_adamw(config, longer, config.widths[0], lrs, config.long_weight_decays)
     for width in config.widths[1:]:
-        found += _contenders("width", config.run, width, config.wide_lrs, config.wide_alpha_lrs, config.seeds)
-    found += _contenders("alpha", config.run, config.widths[0], config.lrs, config.alpha_lrs, config.seeds)
-    for seed in config.seeds:
-        for lr in sorted({*config.lrs, *config.tuning_lrs}):
-            for decay in config.weight_decays:
-                run = changed(config.run, width=config.widths[0], lr=lr, weight_decay=decay)
-                found.append(Point(study="decay", optimizer="adamw", run=run, seed=seed))
-    return found
+        found += _contenders(config, "width", config.run, width, config.wide_lrs, config.wide_alpha_lrs)
+        lrs = {*config.wide_lrs, *config.tuning_lrs}
+        found += _tuned_adamw(config, config.run, width, lrs, config.wide_weight_decays)
+    found += _contenders(config, "alpha", config.run, config.widths[0], config.lrs, config.alpha_lrs)
+    lrs = {*config.lrs, *config.tuning_lrs}
+    return found + _tuned_adamw(config, config.run, config.widths[0], lrs, config.weight_decays)
 
 
 def _contenders(
-    study: str, run: LanguageConfig, width: int, lrs: Iterable[float], alpha_lrs: Sequence[float], seeds: Iterable[int]
+    config: Config, study: str, run: LanguageConfig, width: int, lrs: Iterable[float], alpha_lrs: Sequence[float]
 ) -> list[Point]:
     """AdamW, HORST at 5, at given products with the learning rate, and with its own rule."""
     found = []
-    for seed in seeds:
-        for lr in lrs:
+    for lr in lrs:
+        for seed in config.seeds:
             found.append(Point(study=study, optimizer="adamw", run=changed(run, width=width, lr=lr), seed=seed))
-            for alpha in alphas(lr, alpha_lrs):
-                settings = changed(run, width=width, lr=lr, alpha=alpha)
+        for alpha in alphas(lr, alpha_lrs):
+            settings = changed(run, width=width, lr=lr, alpha=alpha)
+            for seed in config.rule_seeds if alpha in (5.0, "auto") else config.seeds:
                 found.append(Point(study=study, optimizer="horst", run=settings, seed=seed))
     return found
+
+
+def _tuned_adamw(
+    config: Config, run: LanguageConfig, width: int, lrs: Iterable[float], decays: Iterable[float]
+) -> list[Point]:
+    """AdamW at every learning rate with every weight decay."""
+    return [
+        Point(study="decay", optimizer="adamw", run=changed(run, width=width, lr=lr, weight_decay=decay), seed=seed)
+        for lr in sorted(lrs)
+        for decay in decays
+        for seed in config.seeds
+    ]
 
 
 def changed(run: LanguageConfig, *, width: int, **optimization: Any) -> LanguageConfig:

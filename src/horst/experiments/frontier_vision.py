@@ -50,11 +50,11 @@ class Config:
     run: VisionConfig = VisionConfig()  # noqa: RUF009 - frozen
     sparsity: float = 0.9
     lrs: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
-    alpha_lrs: tuple[float, ...] = (0.02, 0.05)
+    alpha_lrs: tuple[float, ...] = (0.02, 0.05, 0.1)
     weight_decays: tuple[float, ...] = (0.0, 0.1, 0.5)
     widths: tuple[int, ...] = (32, 64)
     wide_lrs: tuple[float, ...] = (3e-3, 1e-2)
-    wide_alpha_lrs: tuple[float, ...] = (0.05,)
+    wide_alpha_lrs: tuple[float, ...] = (0.05, 0.1)
     methods: tuple[Literal["gmp", "rigl"], ...] = ("gmp", "rigl")
     method_lr: float = 1e-2
     seeds: tuple[int, ...] = (0, 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horst.experiments.result import plain
+from horst.optimizers import auto_alpha
 from horst.training.distributed import on_every_rank, rank
 
 
@@ -21,7 +22,9 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]])
         config: A dataclass or a dictionary.
         compute: Runs on all ranks; what rank 0 returns is kept.
     """
-    wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
+    given = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config  # type: ignore[arg-type]
+    rule = [auto_alpha.RATE, auto_alpha.SPREAD, auto_alpha.LARGE_STEP]  # what alpha="auto" stands for
+    wanted = plain({"given": given, "auto": rule})
     if path.is_file():
         saved = json.loads(path.read_text())
         if saved["config"] == wanted:

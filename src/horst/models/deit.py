@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horst.extras import load_extra
+from horst.models.gelu import GELU
 from horst.models.residual import AutocastPrecision, Residual
 
 Attention = Literal["fused", "matmul"]
@@ -125,6 +126,7 @@ def build_deit(config: DeiTConfig) -> nn.Module:
         num_heads=config.heads,
         mlp_ratio=config.mlp_ratio,
         drop_path_rate=config.drop_path,
+        act_layer=GELU,
     )
     model.patch_embed.proj = PatchConv2d.from_conv(model.patch_embed.proj)
     for block in model.blocks:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from horst.models.gelu import GELU
 from horst.models.linear_cross_entropy import linear_cross_entropy
 from horst.models.residual import AutocastPrecision, Residual
 
 LAYER_NORM_EPS = 1e-5
-_GELU = {"exact": "none", "tanh": "tanh"}  # our name, torch's name
+_GELU: dict[str, Callable[[], nn.Module]] = {"exact": GELU, "tanh": functools.partial(nn.GELU, approximate="tanh")}
 _ATTENTION_WITH_CUDNN_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -230,7 +233,7 @@ class MLP(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
-        self.gelu = nn.GELU(approximate=_GELU[config.gelu])
+        self.gelu = _GELU[config.gelu]()
         self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 

@@ -2,14 +2,17 @@
 
 ``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
 it ``RATE`` at the learning rate the optimizer is built with, which is the peak of the usual schedules. A schedule then
-scales both steps alike. A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric
-``|theta|`` is bounded (:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or
-times ``1 / alpha`` if that is more: at that size the two halves of a step are equal, and with a large learning rate
-weights soon outgrow what they started with.
+scales both steps alike. Where Adam's own step is large beside the weights, more than ``LARGE_STEP`` times their root
+mean square, the rate falls in proportion: such a step moves the logarithms enough.
+
+A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric ``|theta|`` is bounded
+(:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or times ``1 / alpha`` if
+that is more: at that size the two halves of a step are equal, and with a large learning rate weights soon outgrow what
+they started with.
 Adam's step is about ``lr``, but up to seven times that for weights whose gradients were zero for long, such as those
 that sparse training brings back; so the exponent is clamped at ``RATE``. Together: whatever the learning rate and the
-gradients, the mirror step scales no weight by more than ``exp(RATE)``, and moves none by more than ``SPREAD * lr`` or
-``RATE * SPREAD * rms``, whichever is more.
+gradients, the mirror step scales no weight by more than ``exp(RATE)``, and moves none by more than ``RATE`` times that
+bound.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from torch import Tensor
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
-RATE = 0.05
+RATE = 0.1
 SPREAD = 16.0
+LARGE_STEP = 0.25
 
 
 def resolve_auto(
@@ -33,7 +37,7 @@ def resolve_auto(
     *,
     prefix: str = "",
 ) -> None:
-    """Replace ``alpha="auto"`` in groups by ``RATE / lr``, and bounds that are None by the rule's.
+    """Replace ``alpha="auto"`` in groups by the rule's number, and bounds that are None by the rule's.
 
     Args:
         groups: Of an optimizer.
@@ -53,7 +57,8 @@ def resolve_auto(
         return
     size = root_mean_square(everything)
     for group in waiting:
-        group[alpha] = RATE / float(group["lr"])
+        lr = float(group["lr"])
+        group[alpha] = RATE / lr * min(1.0, LARGE_STEP * size / lr)
         if group[max_exponent] is None:
             group[max_exponent] = RATE
         if group[max_scale] is None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.extras import load_extra
-from horst.optimizers.auto_alpha import RATE
 from horst.report.figures import new_figure
 from horst.report.frontier_cells import (
     CONTENDERS,
@@ -114,7 +113,9 @@ def _panels(count: int, columns: int) -> tuple[Any, list[Any]]:
 
 
 def _lines_by_rate(axes: Any, cells: Sequence[Cell], everything: Sequence[Cell], key: str = "") -> None:
-    """A line a learning rate through HORST's means, from AdamW's at 0 on; a square is alpha 5, a star is auto.
+    """A line a learning rate through HORST's means, from AdamW's at the left on; a square is alpha 5.
+
+    A star at the right is auto, whose product its rule chooses.
 
     Args:
         axes: Where to draw.
@@ -123,8 +124,10 @@ def _lines_by_rate(axes: Any, cells: Sequence[Cell], everything: Sequence[Cell],
         key: Of the rows; none is the quality.
     """
     rates = sorted({cell.row["lr"] for cell in everything if cell.row["optimizer"] == "horst"})
-    products = [cell.row["alpha_lr"] or RATE for cell in everything if cell.row["optimizer"] == "horst"]
-    zero = min(products) / 2.5  # where a logarithmic axis has AdamW
+    products = [
+        cell.row["alpha_lr"] for cell in everything if cell.row["optimizer"] == "horst" and cell.row["alpha_lr"]
+    ]
+    zero, auto = min(products) / 2.5, 2.5 * max(products)  # where a logarithmic axis has AdamW and auto
     colours = load_extra("matplotlib").colormaps["viridis"]
     for i, lr in enumerate(rates):
         own = [cell for cell in at(cells, lr=lr) if cell.row["optimizer"] == "horst"]
@@ -135,14 +138,14 @@ def _lines_by_rate(axes: Any, cells: Sequence[Cell], everything: Sequence[Cell],
         line += [(cell.row["alpha_lr"], cell) for cell in own if cell.row["alpha_lr"] is not None]
         _line(axes, sorted(line, key=lambda point: point[0]), key, color=colour, label=f"lr {lr:g}")
         for name, (marker, size) in _MARKS.items():
-            marked = [(cell.row["alpha_lr"] or RATE, cell) for cell in of(own, name)]
+            marked = [(cell.row["alpha_lr"] or auto, cell) for cell in of(own, name)]
             look = {"marker": marker, "markersize": size, "markeredgecolor": "0.2", "markeredgewidth": 0.6}
             _line(axes, marked, key, color=colour, linestyle="", zorder=4, **look)
     axes.set_xscale("log")
-    ticks = {zero: "AdamW", 0.005: "0.005", 0.02: "0.02", 0.05: "0.05", 0.1: "0.1"}
+    ticks = {zero: "AdamW", 0.005: "0.005", 0.02: "0.02", 0.05: "0.05", 0.2: "0.2", auto: "auto"}
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
     axes.minorticks_off()
-    axes.set_xlim(zero / 1.4, 1.4 * max(products))
+    axes.set_xlim(zero / 1.4, 1.4 * auto)
     axes.set_xlabel("alpha * lr", fontsize=9)
 
 
