@@ -284,5 +284,5 @@ def test_what_auto_found_by_another_rule_is_not_taken_for_this_one(tmp_path, mon
     path = tmp_path / "outcome.json"
     assert once(path, {"alpha": "auto"}, lambda: {"found": 1}) == {"found": 1}
     assert once(path, {"alpha": "auto"}, lambda: {"found": 2}) == {"found": 1}
-    monkeypatch.setattr(auto_alpha, "RATE", 2 * auto_alpha.RATE)
+    monkeypatch.setattr(auto_alpha, "MAX_RATE", 2 * auto_alpha.MAX_RATE)
     assert once(path, {"alpha": "auto"}, lambda: {"found": 2}) == {"found": 2}

@@ -11,7 +11,7 @@ from torch import nn
 
 from horst import HAM, HORST, compose, param_groups
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
-from horst.optimizers.auto_alpha import LARGE_STEP, RATE, SPREAD, root_mean_square
+from horst.optimizers.auto_alpha import LARGE_STEP, MAX_RATE, SPREAD, root_mean_square, typical_width
 
 
 def bounded_mirror(theta: torch.Tensor, exponent: torch.Tensor, max_scale: float) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_a_weight_pushed_outwards_grows_in_a_line_and_not_exponentially():
         return p.max().item()
 
     assert push(alpha=60.0) > 1e20
-    rate = 1e-3 + RATE * SPREAD * 0.02
+    rate = 1e-3 + MAX_RATE * SPREAD * 0.02
     assert 0.02 + 0.5 * 1000 * rate < push(alpha="auto") < 0.02 + 1000 * rate
 
 
@@ -87,20 +87,20 @@ def test_weights_that_come_back_from_silence_are_not_thrown_out():
 
     adamw = first_steps(alpha=0.0)
     assert first_steps(alpha=50.0) > 5 * adamw
-    assert first_steps(alpha="auto") < math.exp(10 * RATE) * adamw
+    assert first_steps(alpha="auto") < math.exp(10 * MAX_RATE) * adamw
 
 
 def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     net = model()
     optimizer = HORST(net.parameters(), lr=2e-3, alpha="auto")
     (group,) = optimizer.param_groups
-    assert group["alpha"] == RATE / 2e-3
-    assert group["max_exponent"] == RATE
+    assert group["alpha"] == MAX_RATE / 2e-3
+    assert group["max_exponent"] == MAX_RATE
     assert group["max_scale"] == pytest.approx(SPREAD * size(net))
     groups = param_groups(net, weight_decay=0.1, alpha="auto")
     groups[0]["lr"] = 1e-2
     resolved = HORST(groups, lr=torch.tensor(1e-3)).param_groups
-    assert [g["alpha"] for g in resolved] == [pytest.approx(RATE / 1e-2), 0.0]
+    assert [g["alpha"] for g in resolved] == [pytest.approx(MAX_RATE / 1e-2), 0.0]
     assert resolved[0]["max_scale"] == pytest.approx(SPREAD * size(net))
     assert resolved[1]["max_scale"] is None
     assert HORST(net.parameters(), alpha="auto", max_scale=0.5).param_groups[0]["max_scale"] == 0.5
@@ -112,15 +112,34 @@ def test_where_adams_step_is_large_beside_the_weights_the_rate_falls_in_proporti
     net = model()
     lr = step * size(net)
     (group,) = HORST(net.parameters(), lr=lr, alpha="auto").param_groups
-    assert group["alpha"] * lr == pytest.approx(RATE * min(1.0, LARGE_STEP / step))
+    assert group["alpha"] * lr == pytest.approx(MAX_RATE * min(1.0, LARGE_STEP / step))
     assert group["max_scale"] == pytest.approx(SPREAD * max(size(net), 1 / group["alpha"]))
+
+
+@pytest.mark.parametrize(("width", "rate"), [(64, MAX_RATE), (100, 0.1), (400, 0.05), (2500, 0.02)])
+def test_wide_models_get_a_smaller_rate(width, rate):
+    with torch.random.fork_rng():
+        net = nn.ModuleList([nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.LayerNorm(width)])
+    (group,) = HORST(net.parameters(), lr=1e-4, alpha="auto").param_groups
+    assert group["alpha"] == pytest.approx(rate / 1e-4)
+    assert group["max_exponent"] == pytest.approx(rate)
+    assert group["max_scale"] == pytest.approx(SPREAD * size(net), rel=1e-4)
+
+
+def test_the_width_is_the_shorter_side_and_survives_odd_shapes():
+    assert typical_width([torch.zeros(384, 3, 4, 4)]) == 48
+    assert typical_width([torch.zeros(10, 10), torch.zeros(30, 30)]) == pytest.approx((100 * 10 + 900 * 30) / 1000)
+    assert typical_width([torch.zeros(900)]) == 30  # flat pieces of a model that is sharded so
+    assert typical_width([torch.zeros(0, 5), torch.tensor(1.0)]) == 1
+    (group,) = HORST([nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 5))], alpha="auto").param_groups
+    assert group["alpha"] == pytest.approx(MAX_RATE / 1e-3)  # an empty matrix is no matrix
 
 
 def test_a_group_added_later_is_resolved_by_its_own_weights():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     optimizer = HORST(first.parameters(), lr=1e-3, alpha="auto")
     optimizer.add_param_group({"params": list(second.parameters()), "lr": 1e-4})
-    assert optimizer.param_groups[1]["alpha"] == pytest.approx(RATE / 1e-4)
+    assert optimizer.param_groups[1]["alpha"] == pytest.approx(MAX_RATE / 1e-4)
     assert optimizer.param_groups[1]["max_scale"] == pytest.approx(SPREAD * size(second))
     with pytest.raises(ValueError, match="lr is 0"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], "lr": 0.0})
@@ -131,7 +150,7 @@ def test_a_schedule_scales_both_steps_and_a_checkpoint_keeps_the_choice():
     net = model()
     optimizer = HORST(net.parameters(), lr=1e-3, alpha="auto")
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
-    assert optimizer.param_groups[0]["alpha"] * scheduler.get_last_lr()[0] == pytest.approx(0.1 * RATE)
+    assert optimizer.param_groups[0]["alpha"] * scheduler.get_last_lr()[0] == pytest.approx(0.1 * MAX_RATE)
     other = model()
     for p in other.parameters():
         p.data.mul_(3)

@@ -22,12 +22,14 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]])
         config: A dataclass or a dictionary.
         compute: Runs on all ranks; what rank 0 returns is kept.
     """
-    given = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config  # type: ignore[arg-type]
-    rule = [auto_alpha.RATE, auto_alpha.SPREAD, auto_alpha.LARGE_STEP]  # what alpha="auto" stands for
-    wanted = plain({"given": given, "auto": rule})
+    wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
+    key = {
+        "config": wanted,
+        "auto": [auto_alpha.MAX_RATE, auto_alpha.SPREAD, auto_alpha.LARGE_STEP],
+    }  # the rule's numbers
     if path.is_file():
         saved = json.loads(path.read_text())
-        if saved["config"] == wanted:
+        if {name: saved.get(name) for name in key} == key:
             return dict(saved["outcome"])
     outcome = plain(compute())
 
@@ -35,7 +37,7 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]])
         if rank() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            temporary.write_text(json.dumps({"config": wanted, "outcome": outcome}))
+            temporary.write_text(json.dumps({**key, "outcome": outcome}))
             os.replace(temporary, path)
 
     on_every_rank(write)

@@ -1,17 +1,19 @@
-"""``alpha="auto"``: the strength of the mirror step from the learning rate and the size of the weights.
+"""``alpha="auto"``: the strength of the mirror step from the learning rate and from the size and width of the weights.
 
 ``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
-it ``RATE`` at the learning rate the optimizer is built with, which is the peak of the usual schedules. A schedule then
-scales both steps alike. Where Adam's own step is large beside the weights, more than ``LARGE_STEP`` times their root
-mean square, the rate falls in proportion: such a step moves the logarithms enough.
+it a rate that depends on the model alone, at the learning rate the optimizer is built with, which is the peak of the
+usual schedules. A schedule then scales both steps alike. The rate is ``1 / sqrt(width)``, and at most ``MAX_RATE``:
+steps that agree over a row of a matrix add up, and wide models break down at rates that narrow ones like. Where Adam's
+own step is large beside the weights, more than ``LARGE_STEP`` times their root mean square, the rate falls in
+proportion: such a step moves the logarithms enough.
 
 A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric ``|theta|`` is bounded
 (:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or times ``1 / alpha`` if
 that is more: at that size the two halves of a step are equal, and with a large learning rate weights soon outgrow what
 they started with.
 Adam's step is about ``lr``, but up to seven times that for weights whose gradients were zero for long, such as those
-that sparse training brings back; so the exponent is clamped at ``RATE``. Together: whatever the learning rate and the
-gradients, the mirror step scales no weight by more than ``exp(RATE)``, and moves none by more than ``RATE`` times that
+that sparse training brings back; so the exponent is clamped at the rate. Together: whatever the learning rate and the
+gradients, the mirror step scales no weight by more than ``exp(rate)``, and moves none by more than the rate times that
 bound.
 """
 
@@ -26,7 +28,7 @@ from torch import Tensor
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
-RATE = 0.1
+MAX_RATE = 0.1
 SPREAD = 16.0
 LARGE_STEP = 0.25
 
@@ -41,7 +43,7 @@ def resolve_auto(
 
     Args:
         groups: Of an optimizer.
-        everything: The tensors whose size counts; those of two or more dimensions, if there are any.
+        everything: The tensors whose size and width count; those of two or more dimensions, if there are any.
         prefix: Of the names ``alpha``, ``max_exponent`` and ``max_scale`` in the groups.
     """
     alpha, max_exponent, max_scale = (prefix + name for name in ("alpha", "max_exponent", "max_scale"))
@@ -50,19 +52,37 @@ def resolve_auto(
         lr = float(group["lr"])
         if not lr > 0:
             raise ValueError(
-                f"alpha='auto' is {RATE} over the learning rate, and lr is {lr:g}. Build the optimizer with the peak "
+                f"alpha='auto' is a rate over the learning rate, and lr is {lr:g}. Build the optimizer with the peak "
                 "of the schedule as lr, or give alpha as a number."
             )
     if not waiting:
         return
+    everything = list(everything)
     size = root_mean_square(everything)
+    rate = min(MAX_RATE, 1 / math.sqrt(typical_width(everything)))
     for group in waiting:
         lr = float(group["lr"])
-        group[alpha] = RATE / lr * min(1.0, LARGE_STEP * size / lr)
+        group[alpha] = rate / lr * min(1.0, LARGE_STEP * size / lr)
         if group[max_exponent] is None:
-            group[max_exponent] = RATE
+            group[max_exponent] = rate
         if group[max_scale] is None:
             group[max_scale] = SPREAD * max(size, 1 / group[alpha])
+
+
+def typical_width(tensors: Iterable[Tensor]) -> float:
+    """The shorter side of the matrices, as a mean over their entries; a convolution counts as a matrix of its filters.
+
+    Without matrices, the root of the largest tensor's entries: some ways to shard a model leave only flat pieces.
+
+    Example:
+        >>> typical_width([torch.zeros(12, 4), torch.zeros(4, 16), torch.zeros(100)])
+        4.0
+    """
+    tensors = [t for t in tensors if t.numel()]
+    sides = [(t.numel(), min(len(t), t.numel() // len(t))) for t in tensors if t.dim() >= 2]
+    if sides:
+        return sum(count * side for count, side in sides) / sum(count for count, _ in sides)
+    return math.sqrt(max((t.numel() for t in tensors), default=1))
 
 
 @torch.no_grad()
@@ -73,7 +93,7 @@ def root_mean_square(tensors: Iterable[Tensor]) -> float:
         >>> root_mean_square([torch.full((2, 2), 3.0), torch.ones(100)])
         3.0
     """
-    tensors = list(tensors)
+    tensors = [t for t in tensors if t.numel()]
     chosen = [t for t in tensors if t.dim() >= 2] or tensors
     if any(t.is_meta for t in chosen):
         raise ValueError(
