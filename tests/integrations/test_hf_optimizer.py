@@ -108,6 +108,19 @@ def test_interrupted_and_resumed_equals_uninterrupted(name, tmp_path):
     assert sum(int((w == 0).sum()) for w in weights) == sum(w.numel() for w in weights) * 8 // 10
 
 
+def test_a_run_of_the_trainers_default_adamw_changes_over_at_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # where the kernel cannot run, AdamW's fused step can
+    first = make_trainer(tmp_path, gpt2(), optim="adamw_torch_fused", save_strategy="steps", save_steps=13)
+    first.train()
+    assert first.optimizer.param_groups[0]["fused"] is True
+    trainer = make_trainer(tmp_path, gpt2(), ours=True)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
+    (group, _), (state, *_) = trainer.optimizer.param_groups, trainer.optimizer.state.values()
+    assert (group["alpha"], group["fused"], int(state["step"])) == (5.0, None, STEPS)
+    changed = [not torch.equal(p, q) for p, q in zip(trainer.model.parameters(), first.model.parameters(), strict=True)]
+    assert any(changed)  # the last steps were HORST's
+
+
 def test_what_the_training_arguments_say_is_not_said_twice(tmp_path):
     args = TrainingArguments(str(tmp_path), learning_rate=3e-4, report_to=[], use_cpu=True)
     assert hf.horst(args, max_exponent=0.1)[1] == {

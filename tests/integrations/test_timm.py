@@ -65,9 +65,11 @@ def test_what_is_mirrored_is_what_param_groups_mirrors():
     by_table = {row.name for row in param_groups(model, weight_decay=0.1, alpha=5.0).rows if row.mirror}
     optimizer = create_optimizer_v2(model, "horst", weight_decay=0.1)
     names = {id(p): name for name, p in model.named_parameters()}
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    chosen = optimizer._choose_mirrored(params)
-    assert {names[id(p)] for p, mirrors in zip(params, chosen, strict=True) if mirrors} == by_table
+    chosen = set()
+    for group in optimizer.param_groups:
+        mirrored = optimizer._choose_mirrored(group, group["params"])
+        chosen |= {names[id(p)] for p, mirrors in zip(group["params"], mirrored, strict=True) if mirrors}
+    assert chosen == by_table
 
 
 def test_groups_and_checkpoints_are_adamws():
@@ -111,6 +113,16 @@ def test_groups_of_ours_go_through_param_group_fn():
     groups = functools.partial(param_groups, weight_decay=0.1, alpha=5.0, mirror="blocks")
     optimizer = create_optimizer_v2(vit(), "horst", lr=1e-3, param_group_fn=groups)
     assert [(g["weight_decay"], g["alpha"]) for g in optimizer.param_groups] == [(0.1, 5.0), (0.1, 0.0), (0.0, 0.0)]
+
+
+@pytest.mark.parametrize("options", [{"mirror": "all"}, {"mirror": "blocks"}, {"no_mirror": ["head"]}], ids=str)
+def test_groups_of_ours_are_stepped_as_horst_steps_them(options):
+    """Norms and biases too, where param_groups gives them the mirror step."""
+    groups = functools.partial(param_groups, weight_decay=0.1, alpha=5.0, beta=0.01, **options)
+    by_name, by_hand = vit(), vit()
+    train(by_name, create_optimizer_v2(by_name, "horst", lr=5e-3, param_group_fn=groups))
+    train(by_hand, HORST(groups(by_hand), lr=5e-3))
+    assert_same(by_name, by_hand)
 
 
 def test_arguments_of_timms_script():

@@ -150,6 +150,98 @@ def test_a_state_dict_of_the_base_optimizer_loads():
     assert composed.param_groups is composed.base.param_groups
 
 
+def snapshot(base):
+    """The groups' contents with the identity of what they hold, and the state."""
+    groups = [{key: (id(value), value) for key, value in group.items()} for group in base.param_groups]
+    return groups, [id(group) for group in base.param_groups], dict(base.state), list(base.state.items())
+
+
+REFUSED = {
+    "sgd and auto": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), {"alpha": "auto"}, "SGD is not known to"),
+    "lr 0 and auto": (lambda p: torch.optim.AdamW(p, lr=0.0), {"alpha": "auto"}, "lr is 0"),
+    "a later group": (
+        lambda p: torch.optim.AdamW([{"params": p[:1], "alpha": 2.0}, {"params": p[1:], "alpha": "much"}]),
+        {},
+        "alpha must be",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_compose_leaves_the_optimizer_as_it_was(name):
+    make, options, text = REFUSED[name]
+    a, b = params_like([(6, 3), (3, 3)]), params_like([(6, 3), (3, 3)])
+    base, beside = make(a), make(b)
+    for o in (base, beside):
+        give_gradients(a, b)
+        o.step()
+    before = snapshot(base)
+    with pytest.raises((TypeError, ValueError), match=text):
+        compose(base, **options)
+    assert snapshot(base) == before
+    for group in (*base.param_groups, *beside.param_groups):
+        group["lr"] = 0.1
+        group.pop("alpha", None)
+    give_gradients(a, b, seed=2)
+    base.step()
+    beside.step()
+    assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+    assert not torch.equal(a[0], params_like([(6, 3)])[0])
+    assert compose(base, alpha=2.5).param_groups[0]["mirror_alpha"] == 2.5  # what was refused has left no trace
+
+
+def test_a_refused_group_leaves_no_trace():
+    a, b = params_like([(4, 4), (4, 4)])
+    composed = compose(torch.optim.AdamW([a], lr=1e-3), alpha="auto")
+    group = {"params": [b], "lr": 0.0, "beta": 0.5}
+    with pytest.raises(ValueError, match="lr is 0"):
+        composed.add_param_group(group)
+    assert len(composed.param_groups) == len(composed.base.param_groups) == 1
+    assert group == {"params": [b], "lr": 0.0, "beta": 0.5}
+    composed.add_param_group({**group, "lr": 1e-3})
+    assert composed.param_groups[1]["mirror_beta"] == 0.5
+    assert composed.param_groups[1]["mirror_alpha"] > 0
+
+
+def test_an_optimizer_is_composed_once():
+    base = torch.optim.SGD(params_like([(3, 3)]), lr=0.1)
+    first = compose(base, alpha=5.0)
+    with pytest.raises(ValueError, match=r"SGD has been composed already.*mirror_alpha=5.0.*make a new SGD"):
+        compose(base, alpha=20.0)
+    assert first.param_groups[0]["mirror_alpha"] == 5.0
+    params = params_like([(3,), (3,)])  # but a group may bring its own strength under the long name
+    rmsprop = torch.optim.RMSprop([{"params": params[:1], "mirror_alpha": 2.0}, {"params": params[1:]}])
+    assert [g["mirror_alpha"] for g in compose(rmsprop, alpha=3.0).param_groups] == [2.0, 3.0]
+
+
+def test_auto_over_muon_is_for_steps_like_adams():
+    def muon(**options):
+        return torch.optim.Muon(params_like([(8, 8)]), lr=1e-3, **options)
+
+    for options in ({}, {"adjust_lr_fn": "original"}):
+        with pytest.raises(ValueError, match=r"Muon with adjust_lr_fn=.* square root .*adjust_lr_fn='match_rms_adamw'"):
+            compose(muon(**options), alpha="auto")
+    compose(muon(), alpha=5.0)  # a number is the user's own
+    composed = compose(muon(adjust_lr_fn="match_rms_adamw"), alpha="auto")
+    adamw = compose(torch.optim.AdamW(params_like([(8, 8)]), lr=1e-3), alpha="auto")
+    assert composed.param_groups[0]["mirror_alpha"] == adamw.param_groups[0]["mirror_alpha"]
+    (p,) = params_like([(8, 8)])
+    with pytest.raises(ValueError, match="adjust_lr_fn='original'"):
+        composed.add_param_group({"params": [p], "adjust_lr_fn": "original"})
+    (q,) = params_like([(8, 8)])
+    compose(torch.optim.Muon([{"params": [q], "adjust_lr_fn": "match_rms_adamw"}], lr=1e-3), alpha="auto")
+
+
+def test_auto_warns_when_a_larger_rate_is_loaded_from_the_base_optimizer():
+    (p,) = params_like([(8, 8)])
+    composed = compose(torch.optim.AdamW([p], lr=1e-3), alpha="auto")
+    composed.load_state_dict(torch.optim.AdamW([p], lr=1e-3).state_dict())  # warnings are errors
+    composed.load_state_dict(compose(torch.optim.AdamW([p], lr=1e-2), alpha="auto").state_dict())
+    composed = compose(torch.optim.AdamW([p], lr=1e-3), alpha="auto")
+    with pytest.warns(UserWarning, match=r"mirror_alpha=.* for lr=0.001, and .* has lr=0.01"):
+        composed.load_state_dict(torch.optim.AdamW([p], lr=1e-2).state_dict())
+
+
 @pytest.mark.parametrize(
     ("base", "options", "text"),
     [

@@ -67,8 +67,7 @@ def test_an_adamw_state_dict_loads_into_horst_and_back(fused, device):
     ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
     assert ours.param_groups[0]["lr"] == 1e-2
     assert ours.param_groups[0]["alpha"] == 0.0  # AdamW's has none, so ours stays
-    if fused:
-        ours.param_groups[0]["fused"] = True  # AdamW's False or None came with its groups
+    assert ours.param_groups[0]["fused"] is (fused or None)  # not AdamW's
     step_together([adamw, ours], 4, seed=2)
     for p, q in zip(a, b, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
@@ -76,6 +75,105 @@ def test_an_adamw_state_dict_loads_into_horst_and_back(fused, device):
     step_together([adamw, ours], 4, seed=3)
     for p, q in zip(a, b, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("cls", [HORST, HAM])
+def test_a_checkpoint_of_fused_adamw_goes_on_without_the_kernel(cls, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    shapes = [(9, 4), (4,)]
+    a, b = params_like(shapes), params_like(shapes)
+    adamw = torch.optim.AdamW(a, lr=1e-2, fused=True)  # torch has a fused step on the CPU
+    step_together([adamw], 4)
+    with torch.no_grad():
+        for p, q in zip(a, b, strict=True):
+            q.copy_(p)
+    ours = cls(b, alpha=0.0, beta=0.0, foreach=False)
+    ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    assert [ours.param_groups[0][key] for key in ("foreach", "fused", "capturable")] == [False, None, False]
+    step_together([adamw, ours], 4, seed=2)
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+def test_how_the_step_runs_is_not_loaded_and_what_it_computes_is():
+    (p,) = params_like([(3,)])
+    saved = HORST([p], alpha=7.0, maximize=True, stochastic_rounding=True, foreach=True, capturable=True).state_dict()
+    optimizer = HORST([p], foreach=False)
+    optimizer.load_state_dict(saved)
+    (group,) = optimizer.param_groups
+    assert (group["alpha"], group["maximize"], group["stochastic_rounding"]) == (7.0, True, True)
+    assert (group["foreach"], group["fused"], group["capturable"]) == (False, None, False)
+
+
+def test_counters_lie_where_the_backend_of_the_moment_wants_them(device):
+    """On the host for the eager backends, on the device for the kernel: after a load, and when an option is changed."""
+    (p,) = params_like([(4, 3)], device=device)
+    saved = HORST([p], lr=1e-2, capturable=True)
+    step_together([saved], 2)
+    optimizer = HORST([p], lr=1e-2, foreach=True)
+    optimizer.load_state_dict(copy.deepcopy(saved.state_dict()))
+    for options, place in (({}, "cpu"), ({"foreach": None, "fused": True}, device), ({"fused": False}, "cpu")):
+        optimizer.param_groups[0].update(options)
+        step_together([optimizer], 1)
+        assert optimizer.state[p]["step"].device.type == torch.device(place).type
+    assert optimizer.state[p]["step"].item() == 5
+
+
+def test_a_counter_that_was_saved_as_a_number_loads():
+    (p,) = params_like([(3,)])
+    adamw = torch.optim.AdamW([p])
+    step_together([adamw], 3)
+    state = copy.deepcopy(adamw.state_dict())
+    state["state"][0]["step"] = 3  # as old releases of torch wrote it
+    optimizer = HORST([p])
+    optimizer.load_state_dict(state)
+    step_together([optimizer], 1)
+    torch.testing.assert_close(optimizer.state[p]["step"], torch.tensor(4.0))
+
+
+@pytest.mark.parametrize("cls", [HORST, HAM])
+def test_a_state_of_another_algorithm_is_refused(cls):
+    (p,) = params_like([(3,)])
+    sgd, optimizer = torch.optim.SGD([p], lr=0.5, momentum=0.9), cls([p])
+    step_together([sgd], 1)
+    with pytest.raises(ValueError, match=r"holds 'momentum_buffer'.*needs 'step', 'exp_avg' and 'exp_avg_sq'.*AdamW"):
+        optimizer.load_state_dict(sgd.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 1e-3  # nothing half-loaded
+    step_together([optimizer], 1)
+    adam = torch.optim.Adam([p])
+    step_together([adam], 1)
+    optimizer.load_state_dict(adam.state_dict())
+
+
+def matrix():
+    p = nn.Parameter(torch.ones(4, 4))
+    return p, HORST([p], lr=1e-3, alpha="auto")
+
+
+@pytest.mark.parametrize("key", ["lr", "initial_lr"])
+def test_auto_warns_when_a_larger_rate_is_loaded_without_an_alpha(key):
+    p, optimizer = matrix()
+    (chosen,) = (group["alpha"] for group in optimizer.param_groups)
+    state = torch.optim.AdamW([p], lr=1e-3).state_dict()
+    state["param_groups"][0][key] = 1e-2  # in a warm-up lr is small, and the peak is initial_lr
+    text = rf"chose alpha={chosen:.3g} for lr=0.001, and .* has lr=0.01 .* {chosen / 100:.3g}, not {chosen / 1000:.3g}"
+    with pytest.warns(UserWarning, match=text + r".*Build the optimizer with lr=0.01"):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["alpha"] == chosen
+
+
+def test_auto_is_silent_where_alpha_and_rate_belong_together():
+    """Warnings are errors here: the same rate, a smaller one (late in a schedule), a number, a state with an alpha."""
+    p, optimizer = matrix()
+    for lr in (1e-3, 1e-5):
+        optimizer.load_state_dict(torch.optim.AdamW([p], lr=lr).state_dict())
+    HORST([p], lr=1e-3, alpha=5.0).load_state_dict(torch.optim.AdamW([p], lr=1e-2).state_dict())
+    matrix()[1].load_state_dict(HORST([p], lr=1e-2, alpha="auto").state_dict())
+    _, changed = matrix()
+    changed.param_groups[0]["alpha"] = 2.0
+    changed.load_state_dict(torch.optim.AdamW([p], lr=1e-2).state_dict())
+    copied = copy.deepcopy(matrix()[1])
+    copied.load_state_dict(copied.state_dict())
 
 
 def test_old_checkpoints_without_an_option_load():
@@ -138,6 +236,22 @@ def test_unstable_alpha_warns_once():
         optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        optimizer.step()
+
+
+@pytest.mark.parametrize("bound", [{"max_exponent": 0.1}, {"max_exponent": 0.5}, {"max_scale": 1.0}], ids=str)
+def test_a_bounded_step_does_not_warn(bound):
+    (p,) = params_like([(3,)])
+    optimizer = HORST([p], lr=5e-3, alpha=200.0, **bound)
+    p.grad = torch.ones_like(p)
+    optimizer.step()  # warnings are errors
+
+
+def test_a_bound_that_allows_a_large_step_warns_of_that_step():
+    (p,) = params_like([(3,)])
+    optimizer = HORST([p], lr=5e-3, alpha=400.0, max_exponent=0.75)
+    p.grad = torch.ones_like(p)
+    with pytest.warns(UserWarning, match=r"alpha \* lr is 2: one step .* exp\(0.75\)"):
         optimizer.step()
 
 

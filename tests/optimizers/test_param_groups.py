@@ -142,6 +142,14 @@ def test_bad_input_is_refused(options, error, text):
         param_groups(nn.Linear(3, 3), **{"weight_decay": 0.1, "alpha": 5.0, **options})
 
 
+@pytest.mark.parametrize("give", [nn.Module.parameters, nn.Module.state_dict, lambda m: list(m.named_parameters())])
+def test_parameters_in_place_of_the_model_are_refused(give):
+    with pytest.raises(
+        TypeError, match=r"takes the model itself.*got (generator|OrderedDict|list)\..*param_groups\(model"
+    ):
+        param_groups(give(nn.Linear(3, 3)), weight_decay=0.1, alpha=5.0)
+
+
 def test_a_frozen_model_is_refused():
     with pytest.raises(ValueError, match="no trainable parameter"):
         param_groups(nn.Linear(3, 3).requires_grad_(False), weight_decay=0.1, alpha=5.0)

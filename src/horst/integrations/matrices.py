@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from horst.optimizers.horst import HORST
@@ -11,7 +13,9 @@ class MatrixHORST(HORST):
     """HORST whose mirror step is taken on tensors of two or more dimensions only; the others get AdamW's step.
 
     This is the default rule of :func:`horst.param_groups`, for trainers that decide themselves which tensors decay and
-    leave no place for groups of ours. Groups, state and checkpoints stay those of AdamW in the same trainer.
+    leave no place for groups of ours. Groups, state and checkpoints stay those of AdamW in the same trainer. A group
+    that brings its own ``alpha``, as those of :func:`horst.param_groups` do, has been decided on: all its tensors get
+    the mirror step, those of one dimension too.
 
     Example:
         >>> import torch
@@ -21,5 +25,15 @@ class MatrixHORST(HORST):
         >>> optimizer.step()  # the weight as with HORST, the bias as with AdamW
     """
 
-    def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
+        if isinstance(param_group, dict) and "alpha" in param_group:
+            # among the defaults, so that a state without it (AdamW's) leaves it as it is
+            self.defaults.setdefault("mirror_vectors", False)
+            param_group = {"mirror_vectors": True, **param_group}
+        super().add_param_group(param_group)
+
+    def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
+        if group.get("mirror_vectors"):
+            return [True] * len(params)
         return [p.ndim >= 2 for p in params]

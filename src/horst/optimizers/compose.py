@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 import torch
@@ -15,7 +16,7 @@ from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
-from horst.optimizers.hyperparameters import check_alpha, check_max_scale, check_number
+from horst.optimizers.hyperparameters import check_alpha, check_max_scale, check_number, warn_of_larger_lr
 from horst.optimizers.mirrored_adam import MirroredAdam
 
 __all__ = ["Mirrored", "compose"]
@@ -23,7 +24,7 @@ __all__ = ["Mirrored", "compose"]
 # torch's own optimizers that shrink the weight by lr * weight_decay apart from the gradient, and those that add
 # weight_decay * weight to the gradient. Adam, NAdam and RAdam carry a flag in their groups instead.
 _DECOUPLED = (optim.AdamW, optim.Muon, optim.Adafactor)
-# those whose step is about lr in each weight
+# those whose step is about lr in each weight; Muon's only with the option that makes it so
 _STEPS_OF_ABOUT_LR = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Muon)
 _MIRROR_NAMES = ("alpha", "beta", "max_exponent", "max_scale")
 _COUPLED = (optim.SGD, optim.ASGD, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.RMSprop)
@@ -59,7 +60,8 @@ def compose(
         base: Any torch optimizer, used as it is: its groups, state and options stay its own.
         alpha: Strength of the mirror step, for groups that do not bring their own ``alpha``. In the groups it is called
             ``mirror_alpha`` (RMSprop has another ``alpha``) and can be scheduled there. ``"auto"``: from the group's
-            ``lr``, for optimizers that move a weight by about ``lr`` (Adam and its kin, Muon): as in HORST.
+            ``lr``, as in HORST, for optimizers that move a weight by about ``lr``: Adam and its kin, and Muon with
+            ``adjust_lr_fn="match_rms_adamw"``.
         beta: Decay inside the mirror step, likewise ``mirror_beta``.
         max_exponent: Clamps the mirror step's exponent, likewise ``mirror_max_exponent``. None: no limit.
         max_scale: Weights beyond this size take the mirror step of a weight of this size, likewise
@@ -108,6 +110,14 @@ class Mirrored(Optimizer):
             raise TypeError(
                 f"{type(base).__name__} takes a mirror step already. Compose torch.optim.AdamW, or use HORST."
             )
+        for group in base.param_groups:
+            if all(f"mirror_{name}" in group for name in _MIRROR_NAMES):
+                raise ValueError(
+                    f"this {type(base).__name__} has been composed already: a group has mirror_alpha="
+                    f"{group['mirror_alpha']}. Use what compose returned then, and change the strength there "
+                    f"(group['mirror_alpha'] = ...); or make a new {type(base).__name__}, compose it, and load the "
+                    "state afterwards."
+                )
         check_alpha(alpha, "use 0 for no mirror step")
         check_number("beta", beta, "use 0 for none")
         check_max_scale(max_scale)
@@ -116,6 +126,8 @@ class Mirrored(Optimizer):
         self.base = base
         self._decoupled_decay = decoupled_decay
         self._launches: dict[int, LaunchCache] = defaultdict(LaunchCache)
+        # by id of a group's list: the alpha that "auto" chose, and the lr it chose it for
+        self._chosen: dict[int, tuple[float, float]] = {}
         state, groups = base.state, base.param_groups
         for group in groups:
             self._decay(group)  # an unknown optimizer that decays is refused here, before anything has changed
@@ -123,10 +135,11 @@ class Mirrored(Optimizer):
         mirror = {"mirror_alpha": alpha, "mirror_beta": beta, "mirror_max_exponent": max_exponent}
         mirror["mirror_max_scale"] = max_scale
         self._is_built = False
-        super().__init__(groups, {**base.defaults, **mirror})
+        with _restored_on_error(base, groups):
+            super().__init__(groups, {**base.defaults, **mirror})
+            base.state = state
+            self._resolve_auto(self.param_groups)
         self._is_built = True
-        base.state = state
-        self._resolve_auto(self.param_groups)
 
     # What the base optimizer holds is the truth: it may replace either (load_state_dict does).
     @property
@@ -148,7 +161,10 @@ class Mirrored(Optimizer):
         self.base.state = value
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to ``base``. ``alpha`` and ``beta`` in it are the mirror step's, unless ``base`` has its own."""
+        """Add a group to ``base``. ``alpha`` and ``beta`` in it are the mirror step's, unless ``base`` has its own.
+
+        Nothing changes on an error.
+        """
         mirror = {}
         for name in _MIRROR_NAMES:
             key = f"mirror_{name}"
@@ -159,22 +175,39 @@ class Mirrored(Optimizer):
         if mirror["mirror_max_exponent"] is not None:
             check_number("mirror_max_exponent", mirror["mirror_max_exponent"], "use None for no limit")
         check_max_scale(mirror["mirror_max_scale"])
-        if mirror["mirror_alpha"] == AUTO and not isinstance(self.base, _STEPS_OF_ABOUT_LR):
+        if mirror["mirror_alpha"] == AUTO:
+            self._refuse_auto(param_group)
+        with _restored_on_error(self.base, [param_group]):
+            self.base.add_param_group(param_group)
+            for name in _MIRROR_NAMES:
+                if name not in self.base.defaults:
+                    self.base.param_groups[-1].pop(name, None)
+            self.base.param_groups[-1].update(mirror)
+            if self._is_built:  # else all groups are resolved together
+                self._resolve_auto(self.base.param_groups[-1:])
+
+    def _refuse_auto(self, param_group: dict[str, Any]) -> None:
+        """An error if the base optimizer's step is not about lr in each weight."""
+        if not isinstance(self.base, _STEPS_OF_ABOUT_LR):
             raise ValueError(
-                f"alpha='auto' is for optimizers that move a weight by about lr, as Adam and Muon do, and "
+                f"alpha='auto' is for optimizers that move a weight by about lr, as Adam does, and "
                 f"{type(self.base).__name__} is not known to. Give alpha as a number."
             )
-        self.base.add_param_group(param_group)
-        for name in _MIRROR_NAMES:
-            if name not in self.base.defaults:
-                self.base.param_groups[-1].pop(name, None)
-        self.base.param_groups[-1].update(mirror)
-        if self._is_built:  # else all groups are resolved together
-            self._resolve_auto(self.base.param_groups[-1:])
+        if isinstance(self.base, optim.Muon):
+            adjust = param_group.get("adjust_lr_fn", self.base.defaults["adjust_lr_fn"])
+            if adjust != "match_rms_adamw":
+                raise ValueError(
+                    "alpha='auto' is for optimizers that move a weight by about lr, as Adam does, and Muon with "
+                    f"adjust_lr_fn={adjust!r} moves it by about lr over the square root of the matrix's width. Use "
+                    "Muon(..., adjust_lr_fn='match_rms_adamw') with a learning rate like AdamW's, or give alpha as a "
+                    "number."
+                )
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
-        everything = [p for group in groups if group["mirror_alpha"] == AUTO for p in group["params"]]
-        resolve_auto(groups, everything, prefix="mirror_")
+        waiting = [group for group in groups if group["mirror_alpha"] == AUTO]
+        resolve_auto(groups, [p for group in waiting for p in group["params"]], prefix="mirror_")
+        for group in waiting:
+            self._chosen[id(group["params"])] = (group["mirror_alpha"], float(group["lr"]))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as ``base`` does it."""
@@ -184,6 +217,9 @@ class Mirrored(Optimizer):
         """Load a state of this class or of ``base``'s; what the latter lacks keeps its current value."""
         groups = state_dict["param_groups"]
         if len(groups) == len(self.param_groups):  # else the base class says what is wrong
+            for old, new in zip(self.param_groups, groups, strict=True):
+                if "mirror_alpha" not in new:
+                    warn_of_larger_lr("mirror_alpha", old, new, self._chosen)
             kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _MIRROR_NAMES} for g in self.param_groups]
             groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
         super().load_state_dict({**state_dict, "param_groups": groups})
@@ -196,6 +232,7 @@ class Mirrored(Optimizer):
         self._is_built = True
         if "base" in state:  # unpickled
             self.__dict__.update(state)
+            self._chosen = {}
             super().__setstate__({})
         else:  # load_state_dict: the base optimizer knows which of its options are missing
             self.base.__setstate__(state)
@@ -259,6 +296,22 @@ class Mirrored(Optimizer):
                 backend = choose_backend(weights, foreach=None, fused=None)
                 mirror_step(weights, before, options, backend, self._launches[i])
         return loss
+
+
+@contextlib.contextmanager
+def _restored_on_error(base: Optimizer, groups: list[dict[str, Any]]) -> Iterator[None]:
+    """If the block fails, ``base`` has its list of groups and its state again, and ``groups`` their contents."""
+    param_groups, members, state = base.param_groups, list(base.param_groups), base.state
+    contents = [dict(group) for group in groups]
+    try:
+        yield
+    except BaseException:
+        for group, content in zip(groups, contents, strict=True):
+            group.clear()
+            group.update(content)
+        param_groups[:] = members
+        base.param_groups, base.state = param_groups, state
+        raise
 
 
 def _local(params: list[Tensor]) -> list[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -77,5 +79,5 @@ class HAM(MirroredAdam):
             stochastic_rounding=stochastic_rounding,
         )
 
-    def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
+    def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
         return [p.ndim >= 2 for p in params]

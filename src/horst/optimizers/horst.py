@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -98,5 +100,5 @@ class HORST(MirroredAdam):
             stochastic_rounding=stochastic_rounding,
         )
 
-    def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
+    def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
         return [True] * len(params)

@@ -7,6 +7,7 @@ checkpoints, schedulers and trainers need not know the difference.
 from __future__ import annotations
 
 import abc
+import math
 import operator
 import warnings
 from collections import defaultdict
@@ -22,11 +23,14 @@ from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
-from horst.optimizers.hyperparameters import check_adam_hyperparameters
+from horst.optimizers.hyperparameters import check_adam_hyperparameters, warn_of_larger_lr
 
 __all__ = ["MirroredAdam"]
 
 _EXP_AVG, _EXP_AVG_SQ, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))
+_LARGE_EXPONENT = 0.5  # of one step: more than this, unbounded, gets a warning
+# how the step runs here, not what it computes: a checkpoint from another machine has no say in it
+_OF_THIS_MACHINE = ("foreach", "fused", "capturable")
 
 
 class MirroredAdam(Optimizer, abc.ABC):
@@ -71,14 +75,16 @@ class MirroredAdam(Optimizer, abc.ABC):
         check_adam_hyperparameters(defaults)
         self._forget_launches()
         self._masks: dict[Tensor, Tensor] = {}
+        # by id of a group's list: the alpha that "auto" chose, and the lr it chose it for
+        self._chosen: dict[int, tuple[float, float]] = {}
         self._is_built = False
         super().__init__(params, defaults)
         self._is_built = True
         self._resolve_auto(self.param_groups)
 
     @abc.abstractmethod
-    def _choose_mirrored(self, params: list[Tensor]) -> list[bool]:
-        """Which parameters get the mirror step, given that their group's alpha or beta is not 0."""
+    def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
+        """Which of these parameters of a group get the mirror step, given that its alpha or beta is not 0."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
@@ -118,26 +124,45 @@ class MirroredAdam(Optimizer, abc.ABC):
                 raise
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
-        resolve_auto(groups, [p for group in groups if group["alpha"] == AUTO for p in group["params"]])
+        waiting = [group for group in groups if group["alpha"] == AUTO]
+        resolve_auto(groups, [p for group in waiting for p in group["params"]])
+        for group in waiting:
+            self._chosen[id(group["params"])] = (group["alpha"], float(group["lr"]))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load a state of this class or of ``torch.optim.AdamW``; what AdamW's lacks keeps its current value."""
+        """Load a state of this class or of ``torch.optim.AdamW``.
+
+        What AdamW's lacks keeps its current value, and so do ``foreach``, ``fused`` and ``capturable``: a checkpoint
+        written on another machine, or by a trainer with other defaults, goes on here.
+        """
         groups = state_dict["param_groups"]
+        for entry in state_dict["state"].values():
+            if isinstance(entry, dict) and entry and not {"step", "exp_avg", "exp_avg_sq"} <= entry.keys():
+                raise ValueError(
+                    f"the state_dict holds {', '.join(map(repr, entry))} for a parameter, and {type(self).__name__} "
+                    "needs 'step', 'exp_avg' and 'exp_avg_sq'. Load a state of AdamW, Adam, HORST or HAM, or start "
+                    "with a fresh optimizer state."
+                )
         if any(g.get("amsgrad") for g in groups):
             raise ValueError(
                 f"the state_dict was made with amsgrad=True, which {type(self).__name__} does not have. "
                 "Continue with torch.optim.AdamW, or start with a fresh optimizer state."
             )
         if len(groups) == len(self.param_groups):  # else the base class says what is wrong
-            pairs = zip(groups, self.param_groups, strict=True)
-            kept = [{k: v for k, v in old.items() if k in self.defaults} for _, old in pairs]
-            groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
+            merged = []
+            for old, new in zip(self.param_groups, groups, strict=True):
+                kept = {k: v for k, v in old.items() if k in self.defaults}
+                merged.append({**kept, **new, **{k: kept[k] for k in _OF_THIS_MACHINE}})
+                if "alpha" not in new:
+                    warn_of_larger_lr("alpha", old, new, self._chosen)
+            groups = merged
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget_launches()
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
+        self.__dict__.setdefault("_chosen", {})
         self._is_built = True
         for group in self.param_groups:
             for key, value in self.defaults.items():  # checkpoints from before an option existed
@@ -173,7 +198,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         self._backends: dict[int, tuple[tuple[Any, ...], Backend]] = {}
         # by id of a group's list: all values of self.state when the group's own were looked up, and these
         self._group_states: dict[int, tuple[list[Any], list[dict[str, Any]]]] = {}
-        self._counters_placed: set[int] = set()  # groups whose step counters lie on their device, by id of the list
+        self._counters_on_device: dict[int, bool] = {}  # where the step counters of a group lie, by id of the list
         self._warned = False
 
     def _refuse_sparse(self, params: list[Tensor], grads: list[Tensor]) -> None:
@@ -240,11 +265,12 @@ class MirroredAdam(Optimizer, abc.ABC):
                     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
                     state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        if step_on_device and id(group["params"]) not in self._counters_placed:
+        if self._counters_on_device.get(id(group["params"])) is not step_on_device:
             for p in group["params"]:
-                if placed := self.state.get(p):  # it may have been loaded from one that lived on the host
-                    placed["step"] = placed["step"].to(p.device, torch.float32)
-            self._counters_placed.add(id(group["params"]))
+                if placed := self.state.get(p):  # it may have been loaded from one that lived elsewhere
+                    where = p.device if step_on_device else "cpu"
+                    placed["step"] = torch.as_tensor(placed["step"], dtype=torch.float32, device=where)
+            self._counters_on_device[id(group["params"])] = step_on_device
         exp_avgs += map(_EXP_AVG, states)
         exp_avg_sqs += map(_EXP_AVG_SQ, states)
         steps += map(_STEP, states)
@@ -284,7 +310,7 @@ class MirroredAdam(Optimizer, abc.ABC):
     def _step_group(self, index: int, group: dict[str, Any], tensors: StepTensors, backend: Backend) -> None:
         if not torch.compiler.is_compiling():
             self._check_before_step(group)
-        mirrored = self._choose_mirrored(tensors.params)
+        mirrored = self._choose_mirrored(group, tensors.params)
         masks = [self._masks.get(p) for p in tensors.params] if self._masks else None
         if set(map(type, tensors.params)) != {torch.nn.Parameter}:
             tensors = _local_shards(tensors)
@@ -330,15 +356,18 @@ class MirroredAdam(Optimizer, abc.ABC):
             self._warned
             or self._along_gradient
             or isinstance(lr, Tensor)
-            or not alpha * lr > 0.5
+            or not alpha * lr > _LARGE_EXPONENT
             or group["max_scale"] is not None
         ):
             return
+        exponent = min(alpha * lr, group["max_exponent"] or math.inf)
+        if exponent <= _LARGE_EXPONENT:
+            return
         self._warned = True
         warnings.warn(
-            f"alpha * lr is {alpha * lr:.3g}: one step may change a weight by a factor of exp({alpha * lr:.3g}). The "
-            "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, set max_exponent or max_scale, or "
-            "use alpha='auto'.",
+            f"alpha * lr is {alpha * lr:.3g}: one step may change a weight by a factor of exp({exponent:.3g}). The "
+            "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, set max_exponent (0.1, say) or "
+            "max_scale, or use alpha='auto'.",
             stacklevel=4,
         )
 

@@ -105,6 +105,11 @@ def param_groups(
         >>> [(len(g["params"]), g["weight_decay"], g["alpha"]) for g in groups]
         [(1, 0.1, 5.0), (2, 0.0, 0.0)]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"param_groups takes the model itself, whose modules say what each parameter is for, got "
+            f"{type(model).__name__}. Write param_groups(model, ...), not param_groups(model.parameters(), ...)."
+        )
     check_number("weight_decay", weight_decay, "use 0 for no decay")
     check_alpha(alpha, "use 0 for no mirror step")
     check_number("beta", beta, "use 0 for none")
