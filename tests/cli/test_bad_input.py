@@ -40,7 +40,10 @@ def refused(found, *parts):
         (["run", "table6", "--scale", "cpu", "--step", "5"], ["--step", "Did you mean --steps?"]),
         (["run", "table6", "--scale", "cpu", "--optimizers", "adam"], ["adam"]),
         (["run", "table6", "--scale", "cpu", "--heads", "5"], ["heads"]),
-        (["run", "table6", "--scale", "cpu", "--data", MISSING], [MISSING]),
+        (["run", "table6", "--scale", "cpu", "--data", MISSING], [f"no token file {MISSING}", "horst data tokenize"]),
+        (["run", "table6", "--scale", "cpu", "--sparsities", "50"], ["0.9, not 90", "50"]),
+        (["run", "table1", "--scale", "cpu", "--sparsities", "0.5", "90"], ["0.9, not 90", "90"]),
+        (["sweep", "table4", "--scale", "cpu", "--sparsities", "70"], ["0.9, not 90", "70"]),
         (["sweep", "table6", "--scale", "cpu", "--jobs", "0"], ["--jobs"]),
         (["sweep", "figure6"], ["use horst run figure6"]),
         (["sweep", "tabel6"], ["Did you mean table6?"]),
@@ -50,7 +53,10 @@ def refused(found, *parts):
         (["export", MISSING], [f"no model {MISSING}"]),
         (["eval", "GPT2", "--data", f"{MISSING}.txt"], [f"no file {MISSING}.txt"]),
         (["eval", "GPT2", "--data", MISSING], [f"no file {MISSING}"]),
-        (["eval", "GPT2", "--data", "here.bin"], ["meta.json is missing"]),
+        (["eval", "GPT2", "--data", "here.bin"], ["meta.json is missing", "horst data tokenize"]),
+        (["eval", "GPT2", "--data", "blank.txt"], ["no text in blank.txt"]),
+        (["prune", "GPT2", "--method", "wanda", "--sparsity", "0.5", "--data", "blank.txt"], ["no text in blank.txt"]),
+        (["data", "tokenize", "blank.txt", "--tokenizer", "bytes"], ["no text in blank.txt"]),
         (["eval", "GPT2", "--data", "empty"], ["no val.bin"]),
         (["eval", "VIT", "--data", MISSING], [f"no {MISSING}"]),
         (["eval", "VIT", "--data", "empty"], ["neither a folder with train and val"]),
@@ -105,6 +111,7 @@ def refused(found, *parts):
 def test_mistakes(horst, gpt2, vit, texts, words, parts):
     pathlib.Path("empty").mkdir()
     pathlib.Path("here.bin").write_bytes(b"\0" * 64)
+    pathlib.Path("blank.txt").touch()
     before = listing()
     places = {"GPT2": gpt2, "VIT": vit, "TEXT": texts / "held_out.txt"}
     refused(horst(*(places.get(word, word) for word in words)), *parts)
@@ -239,6 +246,8 @@ def test_a_run_that_did_not_finish_or_is_damaged_is_refused(horst):
     refused(horst("eval", "run", "--data", "x.txt"), "JSON")
     (step / "checkpoint.json").write_text('{"format": 9, "fingerprint": {}}')
     refused(horst("eval", "run", "--data", "x.txt"), "format 9")
+    shutil.rmtree("run/checkpoints")
+    refused(horst("eval", "run", "--data", "x.txt"), "kept no checkpoint", "--checkpoint-every")
 
 
 @pytest.mark.parametrize(

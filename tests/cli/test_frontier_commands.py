@@ -6,7 +6,7 @@ from horst.experiments.result import Result
 
 TINY = [
     "--steps", 4, "--batch-size", 2, "--warmup-steps", 1, "--layers", 2, "--heads", 2, "--context", 16, "--seeds", 0,
-    "--sparsities", 0.5,
+    "--rule-seeds", 0, "--sparsities", 0.5,
 ]  # fmt: skip
 
 

@@ -108,6 +108,22 @@ def test_a_config_that_does_not_build_this_model_is_refused(horst, vit, change, 
     assert any(part in found.err for part in message.split("|")), found.err
 
 
+@pytest.mark.parametrize("form", ["hugging-face", "sparse-safetensors"])
+def test_a_model_saved_without_its_arguments_is_refused_with_what_to_add(horst, vit, form):
+    """``timm.models.save_for_hf`` writes no model_args unless it is given them."""
+    assert horst("export", vit, "--to", form, "--out", "vit").code == 0
+    content = json.loads(pathlib.Path("vit/config.json").read_text())
+    arguments = content.pop("model_args")
+    pathlib.Path("vit/config.json").write_text(json.dumps(content))
+    found = horst("prune", "vit", "--sparsity", "0.5")
+    assert found.code == 2
+    assert "model_args to config.json" in found.err
+    assert len(found.err) < 800
+    assert "in all)" in found.err
+    pathlib.Path("vit/config.json").write_text(json.dumps({**content, "model_args": arguments}))
+    assert horst("prune", "vit", "--sparsity", "0.5").code == 0
+
+
 def test_images_that_do_not_fit_are_refused_with_both_sizes(horst, vit):
     arrays = {"images": numpy.zeros((4, 9, 9, 3), "uint8"), "labels": numpy.arange(4)}
     numpy.savez("large.npz", **arrays, **{f"test_{name}": array for name, array in arrays.items()})

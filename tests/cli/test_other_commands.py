@@ -1,5 +1,6 @@
 """The commands that need no model of yours, and what all commands share."""
 
+import importlib.metadata
 import io
 import json
 import os
@@ -65,6 +66,9 @@ def test_doctor(horst):
     assert found.code == 0
     assert found.json["versions"]["horst"] == package.__version__
     assert horst("doctor").out.startswith("Versions\n")
+    versions = {row["package"]: row["version"] for row in found.json["packages"]}
+    assert versions["sklearn"] == importlib.metadata.version("scikit-learn")
+    assert "unknown" not in versions.values()
 
 
 def test_doctor_fails_where_the_optimizer_does(horst, monkeypatch):

@@ -1,8 +1,13 @@
 """Recipes: run, sweep, and what they leave behind taken up by the other commands."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import signal
+import subprocess
+import sys
 import types
 
 import pytest
@@ -10,6 +15,7 @@ import pytest
 from horst.cli import sweep
 from horst.experiments.recipes import RECIPES, Recipe
 from horst.experiments.result import Result
+from horst.training import checkpoint
 
 TINY = [
     "--scale", "cpu", "--data", "tokens", "--steps", 4, "--batch-size", 2, "--warmup-steps", 1, "--layers", 3,
@@ -55,6 +61,77 @@ def test_a_run_of_table_1_is_evaluated_to_the_same_accuracy(horst):
     assert found["zeros"] > 0.5
     assert horst("export", directory, "--out", "sparse").code == 0
     assert horst("eval", "sparse", "--data", "digits", "--json").json["top1"] == found["top1"]
+    words = ["--sparsity", 0.95, "--method", "wanda", "--data", "digits", "--samples", 8]
+    pruned = horst("prune", directory, *words, "--out", "pruned", "--json")
+    assert pruned.code == 0
+    assert pruned.json["sparsity_of_pruned_layers"] == pytest.approx(0.95, abs=0.01)
+    assert horst("eval", "pruned", "--data", "digits", "--json").json["zeros"] > found["zeros"]
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_run_of_spred_is_read_from_the_factors_in_its_checkpoint(horst):
+    ran = horst("run", "table6", *TINY, "--optimizers", "spred", "--directory", "runs/mine")
+    assert ran.code == 0
+    dense, half = ran.json
+    (directory,) = pathlib.Path("runs/mine").iterdir()
+    words = ["--data", "tokens", "--batch-size", "8", "--json"]
+    assert horst("eval", directory, *words).json["loss"] == pytest.approx(dense["loss"], rel=1e-7)
+    assert horst("prune", directory, "--sparsity", 0.5, "--layers", "paper", "--out", "pruned").code == 0
+    assert horst("eval", "pruned", *words).json["loss"] == pytest.approx(half["loss"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+def test_a_signal_to_a_sweep_stops_its_jobs_which_save_first(number, code):
+    """To the sweep alone, as ``kill`` sends it: it must reach the jobs. A log that is a pipe tells when one trains."""
+    words = [
+        "sweep", "table6", *TINY, "--steps", 10**6, "--checkpoint-every", "None", "--log-every", 1, "--logs", "logs",
+        "--directory", "runs/mine",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "horst.cli", *map(str, words), "--optimizers", "adamw", "horst"]
+    pathlib.Path("logs").mkdir()
+    os.mkfifo("logs/table6-seed0-adamw.log")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as sweeping:
+        try:
+            with open("logs/table6-seed0-adamw.log") as log:
+                assert any(line.startswith("step 3") for line in log)
+                sweeping.send_signal(number)
+                _, said = sweeping.communicate(timeout=120)  # until no process is left that could write
+                assert "saves and stops" in log.read()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(sweeping.pid, signal.SIGKILL)
+    assert sweeping.returncode == code
+    assert "horst sweep: stopped" in said
+    assert "Traceback" not in said
+    (directory,) = pathlib.Path("runs/mine").iterdir()
+    assert checkpoint.complete(directory / "checkpoints")
+    assert not (directory / "outcome.json").exists()
+    assert [path.name for path in pathlib.Path("logs").iterdir()] == ["table6-seed0-adamw.log"], "another was begun"
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_job_that_fails_or_is_killed_is_named_and_the_others_go_on(horst, monkeypatch):
+    pathlib.Path("logs/table6-seed0-adamw.log").mkdir(parents=True)  # so its log cannot be written
+    start = sweep._start
+
+    def started(name, place, arguments):
+        job = start(name, place, arguments)
+        if name.endswith("ham"):
+            job.process.kill()
+        return job
+
+    monkeypatch.setattr(sweep, "_start", started)
+    words = ["sweep", "table6", *TINY, "--directory", "runs/mine", "--logs", "logs"]
+    found = horst(*words, "--optimizers", "adamw", "ham", "horst")
+    assert found.code == 1
+    assert "seed0-adamw failed: IsADirectoryError" in found.err
+    assert "seed0-ham failed: its process was killed" in found.err
+    assert "seed0-horst done" in found.err
+    assert len(list(pathlib.Path("runs/mine").rglob("outcome.json"))) == 1
 
 
 @pytest.mark.usefixtures("tokens")

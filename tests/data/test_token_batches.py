@@ -197,7 +197,7 @@ def test_perplexity_does_not_depend_on_batches_and_ranks(tmp_path):
 
 
 def test_a_missing_file_says_how_to_make_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no token file .*train\.bin. Make it with"):
+    with pytest.raises(FileNotFoundError, match=r"there is no token file .*train\.bin .*`horst data tokenize`"):
         open_tokens(tmp_path / "train.bin")
 
 

@@ -265,8 +265,9 @@ def test_an_empty_split_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"of 1 documents none went to train\.bin"):
         tokenize(path, tmp_path / "tokens", tokenizer="bytes", validation=5)
     path.write_text("")
-    with pytest.raises(ValueError, match=r"of 0 documents none went to train\.bin"):
-        tokenize(path, tmp_path / "tokens", tokenizer="bytes", validation=0)
+    for validation in (0, 0.5, 2):
+        with pytest.raises(ValueError, match=r"no text in .*a\.txt: nothing to tokenize"):
+            tokenize(path, tmp_path / "tokens", tokenizer="bytes", validation=validation)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
 

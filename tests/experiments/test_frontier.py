@@ -3,6 +3,11 @@
 import dataclasses
 import json
 import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -123,6 +128,49 @@ def test_two_workers_find_what_one_finds(tokens, tmp_path):
     ]
     assert without_clocks(rows[0]) == without_clocks(rows[1])
     assert len(rows[0]) == 2 * 4
+
+
+STUDY = """
+import os, pathlib, sys, time
+from horst.experiments.frontier import side_by_side
+
+def work(folder, number):
+    (pathlib.Path(folder) / f"{number}.pid").write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.05)
+
+if __name__ == "__main__":
+    side_by_side(work, {"first": (sys.argv[1], 1), "second": (sys.argv[1], 2)}, workers=2)
+"""
+
+
+def test_workers_end_when_their_study_is_killed(tmp_path):
+    (tmp_path / "study.py").write_text(STUDY)
+    study = subprocess.Popen([sys.executable, str(tmp_path / "study.py"), str(tmp_path)])
+    files = [tmp_path / "1.pid", tmp_path / "2.pid"]
+    assert wait_until(lambda: all(file.exists() and file.read_text() for file in files))
+    workers = [int(file.read_text()) for file in files]
+    study.kill()
+    study.wait()
+    assert wait_until(lambda: not any(is_running(pid) for pid in workers))
+
+
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = pathlib.Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")  # a zombie has ended
 
 
 def test_a_run_that_breaks_down_is_a_row_and_not_the_end(tokens, tmp_path, monkeypatch):

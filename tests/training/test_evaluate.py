@@ -99,6 +99,12 @@ def test_bf16_runs_under_autocast_and_agrees_roughly():
     assert half == pytest.approx(full, rel=2e-2)
 
 
+def test_a_precision_that_is_none_is_refused():
+    model, batches = torch.nn.Linear(4, 3), [(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))]
+    with pytest.raises(ValueError, match="precision must be one of 'bf16', 'float32', got 'fp16'"):
+        accuracy(model, batches, precision="fp16")
+
+
 @given(seed=st.integers(0, 200), classes=st.integers(2, 12), sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_accuracy_is_that_of_a_stable_sort(seed, classes, sizes):
     torch.manual_seed(seed)

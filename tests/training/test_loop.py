@@ -317,6 +317,10 @@ def test_compiled_is_the_same_run_and_evaluations_compile_nothing(tmp_path):
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"log_every": 0}, "log_every must be at least 1"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, got 0.0. Use None for no clipping"),
+        ({"precision": "bfloat16"}, "precision must be one of 'bf16', 'float32', got 'bfloat16'"),
+        ({"precision": "fp32"}, "precision must be one of 'bf16', 'float32', got 'fp32'"),
+        ({"compile": "yes"}, "compile must be one of 'auto', 'on', 'off', 'max-autotune', got 'yes'"),
+        ({"compile": True}, "compile must be one of .* got True"),
     ],
 )
 def test_bad_settings_are_refused(options, message):

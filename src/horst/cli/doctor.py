@@ -96,5 +96,6 @@ def _version(package: str) -> str | None:
         return None
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    except importlib.metadata.PackageNotFoundError:  # scikit-learn is imported as sklearn
+        names = importlib.metadata.packages_distributions().get(package, [])
+        return importlib.metadata.version(names[0]) if names else "unknown"

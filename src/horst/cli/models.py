@@ -17,15 +17,17 @@ from horst.cli.output import nearest
 from horst.export.files import InvalidFileError, path_inside, whole_directory
 from horst.export.hf import SPARSE_FILE, load_pretrained, save_hugging_face
 from horst.export.safetensors_header import parse_object, read_header
+from horst.export.sparse_index import shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 DENSE_FILE = "model.safetensors"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_FACTOR = ".parametrizations.weight.original0"  # of a model that spred trained: the first of a weight's two
 # Arguments of timm.create_model that would make it fetch or load something.
 _LOADING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only")
 
@@ -192,15 +194,29 @@ def _load_transformers(path: Path) -> LoadedModel:
 def _load_timm(path: Path, config: dict[str, Any]) -> LoadedModel:
     model = _build_timm(path, config)
     if (path / SPARSE_FILE).exists():
-        load_sparse(path_inside(path, SPARSE_FILE), model)
-        return LoadedModel(model, path, "images", config)
-    if not (path / DENSE_FILE).exists():
+        weights = load_sparse(path_inside(path, SPARSE_FILE))
+    elif (path / DENSE_FILE).exists():
+        file = path_inside(path, DENSE_FILE)
+        with open(file, "rb") as opened:
+            read_header(opened, file)
+        weights = load_extra("safetensors.torch").load_file(file)
+    else:
         raise InvalidFileError(f"{path} has neither {DENSE_FILE} nor {SPARSE_FILE}; pickles are never loaded.")
-    file = path_inside(path, DENSE_FILE)
-    with open(file, "rb") as opened:
-        read_header(opened, file)
-    model.load_state_dict(load_extra("safetensors.torch").load_file(file))
+    _check_timm(path, config, model, weights)
+    model.load_state_dict(weights)
     return LoadedModel(model, path, "images", config)
+
+
+def _check_timm(path: Path, config: dict[str, Any], model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Refuse weights that are not the model's; ``save_for_hf`` leaves ``model_args`` out unless it is given them."""
+    shapes = [{name: tuple(tensor.shape) for name, tensor in part.items()} for part in (model.state_dict(), weights)]
+    if wrong := [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]:
+        wrong.sort(key=lambda name: name in shapes[0] and name in shapes[1])  # what one of them lacks says most
+        raise InvalidFileError(
+            f"the weights of {path} are not those of the {config['architecture']} that its config.json describes; they "
+            f"differ in {shorten(wrong)}. Add model_args to config.json, the arguments that the model was made with, "
+            'such as "model_args": {"depth": 2}, or give them to timm.models.save_for_hf.'
+        )
 
 
 def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
@@ -220,14 +236,20 @@ def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
 def _load_run(path: Path) -> LoadedModel:
     """A run of ours: what was trained stands in ``outcome.json``, the weights in the newest checkpoint."""
     from horst.models.gpt2 import GPT2, GPT2Config
+    from horst.optimizers.spred import factorize, merge_factors
     from horst.training import checkpoint
     from horst.training.run_state import load_tensors, named_tensors
 
     steps = checkpoint.complete(path / "checkpoints")
-    if not steps or not (path / "outcome.json").is_file():
+    if not (path / "outcome.json").is_file():
         raise InvalidFileError(
             f"{path} is no model: it has neither config.json (Hugging Face, timm) nor outcome.json with checkpoints (a "
             "finished run of ours that kept checkpoints)."
+        )
+    if not steps:
+        raise InvalidFileError(
+            f"{path} is a finished run that kept no checkpoint. Run its recipe again with --checkpoint-every (in steps "
+            "for language models, in epochs for image models) and --overwrite."
         )
     outcome = parse_object((path / "outcome.json").read_bytes(), f"outcome.json of {path}")
     config = outcome.get("config", {})
@@ -242,7 +264,10 @@ def _load_run(path: Path) -> LoadedModel:
         timm_config = _timm_config_of_deit(shape)
         model = _build_timm(path, timm_config)
         loaded = LoadedModel(model, path, "images", timm_config)
+    factors = {name.removesuffix(_FACTOR) + ".weight" for name in weights if name.endswith(_FACTOR)}
+    factorize(model, [p for name, p in model.named_parameters() if name in factors])
     load_tensors(named_tensors(model), weights)
+    merge_factors(model)
     return loaded
 
 

@@ -7,16 +7,18 @@ end by the recipe itself, which finds every run done.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+import traceback
+from collections.abc import Callable, Collection, Generator, Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from horst.cli.destination import check_free
 from horst.cli.output import table, write, write_json
@@ -25,6 +27,7 @@ from horst.cli.recipes import RecipeOptions, parse_recipe, recipe_completion
 from horst.extras import load_extra
 
 AXES = ("seeds", "optimizers", "sparsities")
+_LOOK_EVERY = 0.5  # seconds between looks for a signal: it does not wake what waits for processes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,8 +72,8 @@ def main(options: Any) -> int:
     check_free(options.result_file, options.overwrite, "file")
     launch = _on_slurm if options.on == "slurm" else _here
     failures: dict[str, str] = {}
-    with bar(options.recipe, len(cells)) as progress:
-        for done, (name, failure) in enumerate(launch(options, cells), 1):
+    with bar(options.recipe, len(cells)) as progress, contextlib.closing(launch(options, cells)) as jobs:
+        for done, (name, failure) in enumerate(jobs, 1):
             progress(done)
             if failure is not None:
                 failures[name] = failure
@@ -115,53 +118,111 @@ def run_cell(recipe: str, config: Any) -> None:
     RECIPES[recipe].run(config)
 
 
-def _here(options: Any, cells: dict[str, Any]) -> Iterator[_Done]:
+class Stopped(SystemExit):
+    """SIGTERM or Ctrl-C came, and no job is left; the exit code is the shell's for the signal."""
+
+    def __str__(self) -> str:
+        return "stopped; a run that was in training has saved its state. The same command does what is missing."
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Job:
+    """A job that runs here: its process, its place among those that run at a time, and where it says why it failed."""
+
+    name: str
+    process: SpawnProcess
+    place: int
+    failure: Connection
+
+    def outcome(self) -> _Done:
+        """Of one whose process has ended."""
+        self.process.join()
+        with self.failure, contextlib.suppress(EOFError):  # it had nothing to say
+            if self.failure.poll():
+                return self.name, self.failure.recv()
+        if self.process.exitcode:
+            return self.name, "its process was killed; there may be too little memory for so many --jobs."
+        return self.name, None
+
+
+def _here(options: Any, cells: dict[str, Any]) -> Generator[_Done, None, None]:
+    """Each job in a process of its own, so many at a time; a signal to this process ends them all."""
     import torch
+
+    from horst.training.interruption import StopRequest
 
     devices = torch.cuda.device_count() if options.jobs > 1 else 0
-    context = get_context("spawn")  # a fork of a process with threads, as torch's are, may hang
-    counter = context.Value("i", 0)
     threads = max(1, torch.get_num_threads() // options.jobs)
     options.logs.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(
-        options.jobs, context, initializer=_start_worker, initargs=(counter, devices, threads)
-    ) as pool:
-        futures: dict[Future[None], str] = {
-            pool.submit(_logged_cell, options.logs / f"{name}.log", options.recipe, config): name
-            for name, config in cells.items()
-        }
+    waiting = list(reversed(cells.items()))
+    running: dict[int, _Job] = {}  # by what the system reports the process's end by
+    with StopRequest() as stop:
         try:
-            for future in as_completed(futures):
-                yield futures[future], _failure(future.exception)
+            while (waiting or running) and not stop.signal:
+                while waiting and len(running) < options.jobs:
+                    name, config = waiting.pop()
+                    place = min(set(range(options.jobs)) - {job.place for job in running.values()})
+                    device = place % devices if devices else None
+                    log = options.logs / f"{name}.log"
+                    job = _start(name, place, (log, options.recipe, config, device, threads))
+                    running[job.process.sentinel] = job
+                for ended in wait(list(running), timeout=_LOOK_EVERY):
+                    yield running.pop(cast(int, ended)).outcome()
         finally:
-            pool.shutdown(cancel_futures=True)
+            _end(running.values())
+    if stop.signal:
+        raise Stopped(128 + stop.signal)
 
 
-def _start_worker(counter: Any, devices: int, threads: int) -> None:
-    """A worker keeps its GPU and its share of the cores."""
+def _end(jobs: Collection[_Job]) -> None:
+    """Tell the jobs to save and stop, and wait until they are gone; another Ctrl-C ends them at once."""
+    try:
+        for job in jobs:
+            # Not the signal that came: after a Ctrl-C in the terminal, which reaches all processes, a second one would
+            # end a run before it has saved. SIGTERM never does.
+            job.process.terminate()
+        for job in jobs:
+            job.process.join()
+    except KeyboardInterrupt:
+        for job in jobs:
+            job.process.kill()
+        raise
+
+
+def _start(name: str, place: int, arguments: tuple[Any, ...]) -> _Job:
+    context = get_context("spawn")  # a fork of a process with threads, as torch's are, may hang
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_job_process, args=(sender, *arguments), name=name)
+    process.start()
+    sender.close()  # the process has its own
+    return _Job(name, process, place, receiver)
+
+
+def _job_process(failure: Connection, log: Path, recipe: str, config: Any, device: int | None, threads: int) -> None:
+    """One job with its GPU and its share of the cores.
+
+    Everything that it prints goes to its log: bars of several processes would tear the terminal apart.
+    """
     import torch
 
-    with counter.get_lock():
-        number, counter.value = counter.value, counter.value + 1
-    if devices:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(number % devices)
-    torch.set_num_threads(threads)
-
-
-def _logged_cell(log: Path, recipe: str, config: Any) -> None:
-    """Everything that a job prints goes to its log: bars of several processes would tear the terminal apart."""
     from horst.cli.progress import logging_to_stderr
 
-    with open(log, "w", buffering=1) as file:
-        sys.stdout = sys.stderr = file
-        try:
-            with logging_to_stderr():
-                run_cell(recipe, config)
-        finally:
-            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+    torch.set_num_threads(threads)
+    try:
+        with open(log, "w", buffering=1) as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            try:
+                with logging_to_stderr():
+                    run_cell(recipe, config)
+            except Exception:
+                traceback.print_exc()
+                raise
+    except BaseException as error:  # a run that was told to stop among them
+        failure.send(_reason(error))
 
 
-def _on_slurm(options: Any, cells: dict[str, Any], cluster: str = "slurm") -> Iterator[_Done]:
+def _on_slurm(options: Any, cells: dict[str, Any], cluster: str = "slurm") -> Generator[_Done, None, None]:
     executor = load_extra("submitit").AutoExecutor(folder=options.logs, cluster=cluster)
     settings: dict[str, Any] = {
         "name": f"horst-{options.recipe}",
@@ -182,6 +243,8 @@ def _on_slurm(options: Any, cells: dict[str, Any], cluster: str = "slurm") -> It
 
 def _failure(exception: Callable[[], BaseException | None]) -> str | None:
     error = exception()
-    if isinstance(error, BrokenProcessPool):
-        return "its process was killed; there may be too little memory for so many --jobs."
-    return None if error is None else f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    return None if error is None else _reason(error)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -69,6 +69,11 @@ class Source:
         self.dataset: Any = _load_dataset(given) if self.path is None else None
         self._name = given if isinstance(given, str) else None
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return str(self.path or self._name or "the dataset")
+
     def documents(self, fields: Fields | None = None) -> Iterator[Document]:
         """The documents, in the source's order; ``fields=None`` reads ``"text"`` and ``"id"``.
 

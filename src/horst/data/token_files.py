@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FORMAT = "horst tokens"
 VERSION = 1
 _DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+_HOW_TO_MAKE = "Make both with `horst data tokenize`, or in Python with horst.data.tokenization.tokenize."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +71,7 @@ def open_tokens(path: str | os.PathLike[str], *, vocabulary: int | None = None) 
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no token file {path}. Make it with horst.data.tokenization.tokenize.")
+        raise FileNotFoundError(f"there is no token file {path} with a meta.json. {_HOW_TO_MAKE}")
     meta = _read_meta(path.parent / "meta.json")
     splits = meta["splits"]
     if path.stem not in splits or path.suffix != ".bin":
@@ -86,7 +87,8 @@ def open_tokens(path: str | os.PathLike[str], *, vocabulary: int | None = None) 
     if vocabulary is not None and meta["vocabulary"] > vocabulary:
         raise ValueError(
             f"{path} has tokens of {meta['tokenizer']!r}, {meta['vocabulary']} of them, but the model's vocabulary is "
-            f"{vocabulary}. Give the model at least {meta['vocabulary']}."
+            f"{vocabulary}. Give the model at least {meta['vocabulary']} (--vocabulary), or tokenize the text anew for "
+            "this model (--tokenizer bytes has 257)."
         )
     return TokenFile(
         path=path,
@@ -164,8 +166,7 @@ def new_token_folder(out: str | os.PathLike[str], meta: dict[str, Any]) -> Itera
 def _read_meta(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing: a .bin file alone does not say which tokens it holds. Make both with "
-            "horst.data.tokenization.tokenize."
+            f"{path} is missing: a .bin file alone does not say which tokens it holds. {_HOW_TO_MAKE}"
         )
     try:
         meta = json.loads(path.read_text())

@@ -84,9 +84,13 @@ def tokenize(
     limit = _hash_limit(opened, validation, fields)
 
     def placed() -> Iterator[Placed]:
+        document = None
         for source in opened:
             for document in source.documents(fields):
                 yield ("val" if document_hash(document) < limit else "train"), document.text
+        if document is None:
+            names = ", ".join(source.name for source in opened)
+            raise ValueError(f"there is no text in {names}: nothing to tokenize. Give a source that is not empty.")
 
     described = [source.describe() for source in opened]
     rule = {"rule": "sha256 of the id, or of the text where there is none", "validation": validation}
@@ -154,7 +158,7 @@ def write_token_files(
             total = sum(count["documents"] for count in writer.counts.values())
             raise ValueError(
                 f"of {total} documents none went to {empty[0]}.bin. Hold out another share or number of documents; a "
-                ".txt file is one document unless Fields(separator=...) cuts it."
+                ".txt file is one document unless Fields(separator=...), on the command line --separator, cuts it."
             )
         for split, count in writer.counts.items():
             _logger.info("%s: %s tokens of %s documents", split, f"{count['tokens']:,}", f"{count['documents']:,}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, Literal
 
 import torch
@@ -104,7 +106,7 @@ def side_by_side(
                 note(name, function(*arguments))
         return list(found.values())
     # a fork of a process with threads, as torch's are, may hang
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker) as pool:
         futures = {pool.submit(function, *arguments): name for name, arguments in calls.items()}
         try:
             for future in as_completed(futures):
@@ -113,6 +115,19 @@ def side_by_side(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [found[name] for name in calls]
+
+
+def _begin_worker() -> None:
+    """Compute on one thread, and end when the study does, even one that was killed."""
+    torch.set_num_threads(1)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 @contextlib.contextmanager

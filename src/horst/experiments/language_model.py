@@ -17,6 +17,7 @@ from horst.experiments.whole import whole_model
 from horst.models.gpt2 import GPT2, GPT2Config
 from horst.optimizers.spred import merge_factors
 from horst.training import LoopConfig, OneCycle, Task, TrainResult, parallelize, perplexity, train
+from horst.training.config import Compile
 from horst.training.distributed import World
 from horst.training.evaluate import Precision
 
@@ -54,7 +55,7 @@ class LanguageConfig:
     warmup_steps: int = 3000
     clip_norm: float | None = 1.0
     precision: Precision = "bf16"
-    compile: Literal["auto", "on", "off", "max-autotune"] = "auto"
+    compile: Compile = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     eval_batch_size: int = 64
     eval_batches: int | None = None

@@ -16,6 +16,7 @@ from horst.experiments.result import Result, command_line, timed
 from horst.experiments.vision_model import VisionConfig, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_histogram
 from horst.experiments.whole import whole_tensor
+from horst.sparsity.masks import check_sparsity
 from horst.training import World, processes
 
 NAME = "table1_deit_acdc"
@@ -40,6 +41,10 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     directory: pathlib.Path = pathlib.Path("runs/table1")
     setting: str = "as in the paper"
+
+    def __post_init__(self) -> None:
+        for sparsity in self.sparsities:  # now, and not after the models of those before it are trained
+            check_sparsity(sparsity)
 
 
 def run(config: Config, name: str = NAME) -> Result:

@@ -22,6 +22,7 @@ from horst.experiments.result import Result, command_line, timed
 from horst.experiments.weight_histogram import weight_histogram, weight_spread
 from horst.pruning import sweep
 from horst.sparsity import find_layers
+from horst.sparsity.masks import check_sparsity
 from horst.training import World, processes
 
 NAME = "table6_gpt2_one_shot"
@@ -55,6 +56,10 @@ class Config:
     seeds: tuple[int, ...] = (0,)
     directory: pathlib.Path = pathlib.Path("runs/table6")
     setting: str = "as in the paper"
+
+    def __post_init__(self) -> None:
+        for sparsity in self.sparsities:  # now, and not after the first model is trained
+            check_sparsity(sparsity)
 
 
 def run(config: Config, name: str = NAME) -> Result:

@@ -23,6 +23,7 @@ from horst.models.deit import DeiTConfig, build_deit
 from horst.sparsity import ACDC, GMP, Cubic, Recorder, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
 from horst.sparsity.layers import Preset
 from horst.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
+from horst.training.config import Compile
 from horst.training.distributed import World
 from horst.training.evaluate import Precision
 
@@ -78,7 +79,7 @@ class VisionConfig:
     layers: Preset = "blocks"
     restore: Literal["zeros", "values"] = "zeros"
     precision: Precision = "bf16"
-    compile: Literal["auto", "on", "off", "max-autotune"] = "auto"
+    compile: Compile = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
     ema_decay: float | None = None
     eval_every: int | None = 10

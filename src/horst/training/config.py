@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from horst.training.evaluate import Precision
+from horst.training.evaluate import Precision, check_precision
 from horst.training.lr_schedules import Constant, LRSchedule
 
-__all__ = ["LoopConfig"]
+__all__ = ["Compile", "LoopConfig"]
+
+Compile = Literal["auto", "on", "off", "max-autotune"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class LoopConfig:
     steps: int
     schedule: LRSchedule = Constant()  # noqa: RUF009 - frozen
     precision: Precision = "bf16"
-    compile: Literal["auto", "on", "off", "max-autotune"] = "auto"
+    compile: Compile = "auto"
     accumulate: int = 1
     clip_norm: float | None = None
     ema_decay: float | None = None
@@ -56,6 +58,10 @@ class LoopConfig:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if self.clip_norm is not None and not self.clip_norm > 0.0:
             raise ValueError(f"clip_norm must be positive, got {self.clip_norm}. Use None for no clipping.")
+        check_precision(self.precision)
+        if self.compile not in get_args(Compile):
+            allowed = ", ".join(map(repr, get_args(Compile)))
+            raise ValueError(f"compile must be one of {allowed}, got {self.compile!r}.")
         self.schedule.factor(0, self.steps)  # says so if the warm-up is longer than the run
 
     def identity(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,23 @@ from torch import Tensor, nn
 
 from horst.training.distributed import sum_over_ranks
 
-__all__ = ["Precision", "accuracy", "autocast", "perplexity"]
+__all__ = ["Precision", "accuracy", "autocast", "check_precision", "perplexity"]
 
 Precision = Literal["bf16", "float32"]
 IGNORED = -100  # a target that is not scored
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a name that is no :data:`Precision`: it would be taken for ``"float32"``.
+
+    Example:
+        >>> check_precision("bfloat16")
+        Traceback (most recent call last):
+            ...
+        ValueError: precision must be one of 'bf16', 'float32', got 'bfloat16'.
+    """
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be one of {', '.join(map(repr, get_args(Precision)))}, got {precision!r}.")
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -123,6 +136,7 @@ def _sums(
     progress: Callable[[int], None] | None,
 ) -> list[float]:
     """What ``measure`` gives, summed over the batches of all ranks."""
+    check_precision(precision)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     sums: Tensor | None = None
