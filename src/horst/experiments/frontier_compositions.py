@@ -47,9 +47,9 @@ class Config:
     """
 
     run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
-    lrs: tuple[float, ...] = (5e-4, 2e-3, 8e-3)
-    alpha_lrs: tuple[float, ...] = (0.02, 0.1, 0.2)
-    mirror_alpha_lr: float = 0.1
+    lrs: tuple[float, ...] = (2e-3, 8e-3)
+    alpha_lrs: tuple[float, ...] = (0.02, 0.05, 0.1)
+    mirror_alpha_lr: float = 0.05
     muon_lr_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
     l1s: tuple[float, ...] = (1e-5, 3e-5, 1e-4)
     proximals: tuple[float, ...] = (0.02, 0.1, 0.3)

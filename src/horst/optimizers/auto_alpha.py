@@ -3,7 +3,7 @@
 ``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
 it a rate that depends on the model alone, at the learning rate the optimizer is built with, which is the peak of the
 usual schedules. A schedule then scales both steps alike. The rate is ``1 / sqrt(width)``, and at most ``MAX_RATE``:
-steps that agree over a row of a matrix add up, and wide models break down at rates that narrow ones like. Where Adam's
+steps that agree over a row of a matrix add up, and wide models break down at rates that narrow ones stand. Where Adam's
 own step is large beside the weights, more than ``LARGE_STEP`` times their root mean square, the rate falls in
 proportion: such a step moves the logarithms enough.
 
@@ -28,9 +28,9 @@ from torch import Tensor
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
-MAX_RATE = 0.1
+MAX_RATE = 0.05
 SPREAD = 16.0
-LARGE_STEP = 0.25
+LARGE_STEP = 0.5
 
 
 def resolve_auto(

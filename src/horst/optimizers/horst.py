@@ -58,7 +58,7 @@ class HORST(MirroredAdam):
         >>> model(torch.ones(3, 4)).square().mean().backward()
         >>> optimizer.step()
         >>> HORST(model.parameters(), lr=1e-3, alpha="auto").param_groups[0]["alpha"]
-        100.0
+        50.0
 
     References: HORST, Algorithm 2 and Corollary 4.5.
     """
