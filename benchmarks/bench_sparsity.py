@@ -154,6 +154,7 @@ def bench_engine(batch: int, device: torch.device, steps: int) -> list[dict[str,
 
     masking_alone()
     rows.append({"what": "masking alone", "masks": "sparse phase", "step_s": median_seconds(masking_alone, device, 50)})
+    sparsifier.close()
     acdc = ACDC(model, optimizer, sparsity=0.9, schedule=Phases((0,), end=1))
     prune = median_seconds(lambda: acdc._select(0.9), device, 3)
     rows.append({"what": "one global selection, deit_small", "step_s": prune})

@@ -95,6 +95,44 @@ def test_weight_and_state_dict_are_the_dense_layers(make):
         make(16, 32).load_state_dict(state)
 
 
+@pytest.mark.parametrize("plan", [always("bag"), Plan({1: {"dense": 1.0, "bag": 2.0}})], ids=["sparse", "dense"])
+@pytest.mark.parametrize("make", [nn.Linear, conv1d, lambda i, o: nn.Linear(i, o, bias=False)])
+def test_a_state_dict_is_read_back(make, plan):
+    x = torch.randn(5, 16)
+    first, second = make(16, 32), make(16, 32)
+    for layer in (first, second):  # zeros in other places, and not as many
+        layer.weight.data *= torch.rand_like(layer.weight) > (0.9 if layer is first else 0.7)
+    sparse, kept = nn.Sequential(SparseLinear(first, plan)), copy.deepcopy(first)
+    with torch.no_grad():
+        sparse(x)  # the sparse tensor is made and must be made again
+        state = nn.Sequential(second).state_dict()
+        assert sparse.load_state_dict(state) == ([], [])
+        torch.testing.assert_close(sparse(x), second(x), rtol=1e-5, atol=1e-6)
+        for name, tensor in state.items():
+            assert torch.equal(sparse.state_dict()[name], tensor)
+            tensor.zero_()
+        assert sparse[0].weight.any(), "the layer's own, not the state's"
+        assert sparse[0].values.numel() == int(sparse[0].weight.count_nonzero())
+    assert all(torch.equal(p, q) for p, q in zip(first.parameters(), kept.parameters(), strict=True))
+
+
+def test_a_state_that_does_not_fit_is_refused_as_torch_does():
+    sparse = nn.Sequential(SparseLinear(nn.Linear(16, 32), always("bag")))
+    state = sparse.state_dict()
+    for bad, text in (
+        ({**state, "0.weight": torch.ones(16, 32)}, r"size mismatch for 0.weight: .* \(16, 32\), .* \(32, 16\)"),
+        ({**state, "0.weight": torch.ones(32)}, r"size mismatch for 0.weight: .* \(32,\)"),
+        ({**state, "0.bias": torch.ones(3)}, r"size mismatch for 0.bias"),
+        ({"0.bias": state["0.bias"]}, r'Missing key\(s\) in state_dict: "0.weight"'),
+        ({"0.weight": state["0.weight"]}, r'Missing key\(s\) in state_dict: "0.bias"'),
+        ({**state, "0.scale": torch.ones(3)}, r'Unexpected key\(s\) in state_dict: "0.scale"'),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            sparse.load_state_dict(bad)
+    assert sparse.load_state_dict({}, strict=False) == (["0.weight", "0.bias"], [])
+    assert all(torch.equal(value, state[name]) for name, value in sparse.state_dict().items())
+
+
 def test_copies_and_pickles_work():
     layer = nn.Linear(16, 32)
     layer.weight.data *= torch.rand_like(layer.weight) > 0.9
@@ -122,6 +160,10 @@ def test_what_it_cannot_do_is_said():
         SparseLinear(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="tokens must be a list of counts"):
         sparsify(layer, tokens=(0,))
+    with pytest.raises(TypeError, match=r"tokens must be a list of counts, got 1. For one count write \(1,\)"):
+        sparsify(layer, tokens=1)
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got './dir'"):
+        sparsify("./dir")
 
 
 def test_the_plan_takes_the_nearest_measurement_and_asks_for_a_margin():

@@ -346,7 +346,8 @@ BAD = [
     ({"pattern": (5, 5)}, ValueError, "blocks of 5 x 5 do not tile"),
     ({"pattern": "2/4"}, ValueError, "pattern must be 'unstructured', 'N:M'"),
     ({"pattern": (4, 4), "method": "sparsegpt", "data": [1]}, ValueError, "sparsegpt prunes single weights or N:M"),
-    ({"layers": "linear"}, ValueError, "layers must be 'blocks', 'all_linear', 'all' or None"),
+    ({"sparsity": "50%"}, TypeError, r"sparsity must be a number in \[0, 1\), got '50%'. Give a fraction: 0.5"),
+    ({"layers": "block"}, ValueError, "layers must be 'blocks', 'all_linear', 'all', 'paper' or None, got 'block'"),
     ({"data": torch.ones(2, 8)}, TypeError, r"data must be an iterable of batches, got one Tensor: write \[batch\]"),
     ({"data": {"input_ids": 1}}, TypeError, "got one dict"),
     ({"data": ["text"]}, TypeError, "a batch is a tensor, a tuple or list .* got str without one"),
@@ -367,6 +368,14 @@ def test_bad_input_is_refused_before_anything_is_changed(options, error, text):
     with pytest.raises(error, match=text):
         prune(model, options.pop("sparsity"), **options)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), dense.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("layers", ["blocks", "paper"])
+def test_a_directory_is_not_a_model(layers):
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got './dir'. Load a saved model first: horst.ex"):
+        prune("./dir", 0.5, layers=layers)
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module, got OrderedDict"):
+        prune(small_gpt2().state_dict(), 0.5, layers=layers)
 
 
 def test_deit_small_prunes_the_papers_weights():

@@ -58,6 +58,11 @@ def test_data_goes_through_the_model_once_for_all_levels():
     assert len(calls) == 3 + 1  # and one sample, to see how the blocks are called
 
 
+def test_levels_may_be_an_iterator():
+    rows = sweep(spread(small_gpt2()), (level for level in LEVELS), evaluate=lambda model: {})
+    assert [row["sparsity"] for row in rows] == [0.0, *LEVELS]
+
+
 @pytest.mark.parametrize("fails_at", [0, 2])
 def test_the_dense_weights_come_back_after_an_error(fails_at):
     model, count = spread(small_gpt2()), iter(range(10))
@@ -84,6 +89,9 @@ def test_bad_input_is_refused_before_the_first_evaluation():
     ):
         with pytest.raises(ValueError, match=text):
             sweep(small_gpt2(), evaluate=evaluate, **options)
+    for sparsities in (0.5, "0.5"):
+        with pytest.raises(TypeError, match=r"must be a list of fractions, got '?0.5'?. For one level write \[0.5\]"):
+            sweep(small_gpt2(), sparsities, evaluate=evaluate)
     with pytest.raises(TypeError, match="unexpected keyword argument 'sparsity'"):
         sweep(small_gpt2(), [0.5], evaluate=evaluate, sparsity=0.5)
 

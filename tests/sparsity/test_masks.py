@@ -113,6 +113,8 @@ def test_patterns_are_parsed_or_refused():
 
 
 def test_bad_masks_are_refused_with_advice():
+    with pytest.raises(TypeError, match=r"sparsity must be a number in \[0, 1\), got '90%'. Give a fraction"):
+        magnitude_mask(torch.ones(4), "90%")
     with pytest.raises(ValueError, match=r"sparsity must lie in \[0, 1\), got 90. Give a fraction: 0.9, not 90."):
         magnitude_mask(torch.ones(4), 90)
     with pytest.raises(ValueError, match=r"sparsity must lie in \[0, 1\), got nan"):

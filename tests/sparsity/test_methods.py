@@ -1,6 +1,8 @@
 """What is particular to each method, by hand."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -321,6 +323,45 @@ def test_keep_zeros_while_fine_tuning_and_let_go_afterwards(fused):
     loss_of(model, 5).backward()
     optimizer.step()
     assert not torch.equal(model.head.weight == 0, zero["head.weight"])
+
+
+def test_keep_zeros_as_a_statement_holds_until_it_is_closed():
+    model = Tiny()
+    zero = model.head.weight.detach() < 0
+    model.head.weight.data.masked_fill_(zero, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    keep_zeros(model, optimizer)  # nobody holds what it returns, and a collection does not end it
+    gc.collect()
+
+    def train(steps):
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+
+    train(3)
+    assert torch.equal(model.head.weight == 0, zero)
+    with pytest.raises(ValueError, match=r"AdamW has an open sparsifier, Static .* of keep_zeros, on what it returned"):
+        keep_zeros(model, optimizer)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    kept = keep_zeros(model, optimizer)
+    train(3)
+    assert torch.equal(model.head.weight == 0, zero)
+    kept.close()
+    gc.collect()  # the first optimizer and its sparsifier hold each other
+    train(1)
+    assert not (model.head.weight == 0).any()
+
+
+def test_what_keep_zeros_holds_is_freed_with_its_optimizer():
+    model = Tiny()
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = weakref.ref(keep_zeros(model, optimizer))
+    assert kept() is not None
+    del optimizer
+    gc.collect()
+    assert kept() is None
 
 
 # --- at initialisation ---------------------------------------------------------------------------------------------

@@ -135,6 +135,10 @@ def test_rounds_by_hand():
         (lambda: DropGrow(fraction=0.0), r"fraction must lie in \(0, 1\]"),
         (lambda: DropGrow(decay="linear"), "decay must be 'cosine' or 'constant'"),
         (lambda: rigl_steps(1000, until=75), r"share of training in \(0, 1\], got 75"),
+        (
+            lambda: rigl_steps(20),
+            r"20 steps are too few for an exchange every 100 steps, .* before step 15 .* Pass every=, as in rigl_steps",
+        ),
         (lambda: Rounds(0, 10), "at least one round"),
         (lambda: Rounds(2, 10, rewind_to=10), r"must lie in a round, \[0, 10\), got 10"),
     ],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from horst.export.cpu_kernels import KERNELS, TOKENS, Plan, csr_tensor, plan_for, to_csr
+from horst.sparsity.layers import check_model
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +27,8 @@ class SparseLinear(nn.Module):
 
     Outputs equal the dense layer's up to rounding in float32. One difference: a zero weight ignores its input, also
     where that is infinite or NaN. ``weight`` and ``state_dict()`` give the dense weight back, made on use: right, but a
-    model that reads ``weight`` in every forward pass (T5 does, for its dtype) gains nothing.
+    model that reads ``weight`` in every forward pass (T5 does, for its dtype) gains nothing. ``load_state_dict`` takes
+    such a dense weight, with zeros wherever they are; the plan stays the one made for the first weight.
 
     Args:
         layer: The dense layer, on the CPU.
@@ -62,13 +64,16 @@ class SparseLinear(nn.Module):
         self.plan = plan if plan is not None else plan_for(weight)
         self.out_features, self.in_features = weight.shape
         bias = getattr(layer, "bias", None)
-        self._csr: Tensor | None = to_csr(weight)
-        self.register_buffer("rows", self._csr.crow_indices(), persistent=False)
-        self.register_buffer("columns", self._csr.col_indices(), persistent=False)
-        self.register_buffer("values", self._csr.values(), persistent=False)
-        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
-        self.register_buffer("dense", weight if "dense" in self.plan.choices() else None, persistent=False)
+        for name in ("rows", "columns", "values", "dense"):
+            self.register_buffer(name, None, persistent=False)
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self._store(weight)
         self.train(layer.training)
+
+    def _store(self, weight: Tensor) -> None:
+        self._csr: Tensor | None = to_csr(weight)
+        self.rows, self.columns, self.values = self._csr.crow_indices(), self._csr.col_indices(), self._csr.values()
+        self.dense = weight if "dense" in self.plan.choices() else None
 
     @property
     def csr(self) -> Tensor:
@@ -120,8 +125,33 @@ class SparseLinear(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = self.weight
-        if self.bias is not None:
-            destination[prefix + "bias"] = self.bias
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # the bias
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = prefix + "weight"
+        if key not in state_dict and strict:
+            missing_keys.append(key)
+        others = {name: value for name, value in state_dict.items() if name != key}
+        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        if key not in state_dict:
+            return
+        weight, shape = state_dict[key].detach(), (self.out_features, self.in_features)
+        if weight.shape != (stored := shape[::-1] if self._inputs_first else shape):
+            error_msgs.append(f"size mismatch for {key}: the state's is {tuple(weight.shape)}, the model's {stored}.")
+            return
+        device = self.values.device
+        weight = weight.to("cpu", self.values.dtype, copy=True)
+        self._store(weight.t() if self._inputs_first else weight)
+        self.to(device)
 
 
 def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bool = False) -> nn.Module:
@@ -147,6 +177,9 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
         >>> sparsify(model)[0]  # dense: no zeros
         Linear(in_features=8, out_features=8, bias=True)
     """
+    check_model(model)
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"tokens must be a list of counts, got {tokens!r}. For one count write ({tokens!r},).")
     tokens = tuple(tokens)
     if not tokens or not all(isinstance(count, int) and count > 0 for count in tokens):
         raise ValueError(f"tokens must be a list of counts of at least 1, got {tokens}. (1, 512) is one.")

@@ -55,6 +55,9 @@ def sweep(
     plan = Plan(model, method=method, data=data, **options)
     if isinstance(plan.distribution, Mapping):
         raise ValueError("a mapping in distribution fixes each layer's sparsity: there is nothing to sweep.")
+    if isinstance(sparsities, str) or not isinstance(sparsities, Iterable):
+        raise TypeError(f"sparsities must be a list of fractions, got {sparsities!r}. For one level write [0.5].")
+    sparsities = list(sparsities)  # gone through twice
     for sparsity in sparsities:
         plan.check_sparsity(sparsity)
     prepared = None if sequential else plan.prepare()

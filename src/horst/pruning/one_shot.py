@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from horst.pruning.sparsegpt import SparseGPT
 from horst.pruning.wanda import InputNorms, Wanda, wanda_scores
 from horst.sparsity import NM, Block, Layer, find_layers, smallest
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
-from horst.sparsity.layers import Preset
+from horst.sparsity.layers import Preset, check_model
 from horst.sparsity.masks import check_sparsity, parse_pattern
 from horst.sparsity.sharding import Shard
 
@@ -104,6 +104,7 @@ class Plan:
     norms: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        check_model(self.model)
         self.how = _method(self.method, self.distribution)
         self.units = parse_pattern("unstructured" if self.pattern is None else self.pattern)
         if isinstance(self.units, Block) and not (self.units.is_unstructured or self.how.removes_blocks):
@@ -111,6 +112,8 @@ class Plan:
                 f"{self.how.name} prunes single weights or N:M, got blocks of {self.units.rows} x "
                 f"{self.units.columns}. Use method='wanda' or 'magnitude' for blocks."
             )
+        if self.layers not in (*get_args(Preset), "paper", None):
+            raise ValueError(f"layers must be 'blocks', 'all_linear', 'all', 'paper' or None, got {self.layers!r}.")
         preset, exclude = self.layers, self.exclude
         if preset == "paper":
             preset, exclude = "blocks", [*self.exclude, *outer_blocks(self.model)]

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
-from horst.sparsity.schedules import Phases
+from horst.sparsity.schedules import Phases, check_schedule
 from horst.sparsity.sharding import local
 from horst.sparsity.state_policy import ACDC_REFERENCE, StatePolicy
 
@@ -60,6 +60,7 @@ class ACDC(Sparsifier):
         policy: StatePolicy = ACDC_REFERENCE,
         **options: Unpack[Options],
     ) -> None:
+        check_schedule(self, schedule, Phases)
         if restore not in ("zeros", "values"):
             raise ValueError(f"restore must be 'zeros' or 'values', got {restore!r}.")
         super().__init__(model, optimizer, sparsity=sparsity, distribution=distribution, policy=policy, **options)

@@ -28,9 +28,10 @@ class Chooser:
     ) -> None:
         if sparsity is None and not isinstance(pattern, NM):
             raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.9 removes nine tenths.")
+        if sparsity is not None:
+            check_sparsity(sparsity, pattern)
         self.layers, self.pattern, self.distribution = layers, pattern, distribution
         self.sparsity = pattern.sparsity if sparsity is None and isinstance(pattern, NM) else float(sparsity or 0.0)
-        check_sparsity(self.sparsity, pattern)
         self.shards = {layer.name: Shard.of(layer.param) for layer in layers}
         for layer in layers:
             pattern.check(layer.name, layer.param.shape, layer.input_dim)

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,13 @@ from horst.sparsity.masks import NM, Block, mask_hash, pack, parse_pattern, unpa
 from horst.sparsity.sharding import as_shard_of, local, part_of, random_scores
 from horst.sparsity.state_policy import StatePolicy
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 logger = logging.getLogger(__name__)
+
+# By optimizer, the last sparsifier built on it: two at once would each zero what the other keeps, without a word.
+_latest: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,8 @@ class Sparsifier(abc.ABC):
 
     Args:
         model: The model, already moved, wrapped (DDP, ``torch.compile``) and sharded (``fully_shard``).
-        optimizer: The optimizer, or a list of those that share the model's parameters.
+        optimizer: The optimizer, or a list of those that share the model's parameters. One that has an open sparsifier
+            is refused: :meth:`close` that one first.
         sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
         distribution: How the zeros are shared out, see :mod:`horst.sparsity.distributions`.
         policy: What a change of masks does to the optimizer's state.
@@ -101,6 +109,7 @@ class Sparsifier(abc.ABC):
     ) -> None:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self._refuse_a_second()
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
         self.pattern, self.sparsity = self._chooser.pattern, self._chooser.sparsity
@@ -118,18 +127,28 @@ class Sparsifier(abc.ABC):
         self._removed = {layer.name: 0 for layer in self.layers}  # how many, over all ranks
         self._draws = 0
         self._resume_from = state_dict
-        self._tell_optimizers()  # an earlier sparsifier may have left masks in them
+        self._tell_optimizers()  # masks may have been set by hand
         self._handles: list[Any] = [self._hook_gradient(layer) for layer in self.layers]
 
     def _start(self) -> None:
         """End of a method's constructor: make the first masks, or take them from the given state."""
-        if self._resume_from is None:
-            with torch.no_grad():
-                self._begin()
-                self._check_replicas()
-        else:
-            self.load_state_dict(self._resume_from)
-            self._resume_from = None
+        # What close() does, also for a sparsifier that is dropped. It holds the optimizers weakly: the hooks of
+        # keep_zeros hold the sparsifier, and the two would never be freed.
+        owned = [(weakref.ref(opt), [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
+        self._release = weakref.finalize(self, _release, self._handles, owned)
+        self._release.atexit = False
+        try:
+            if self._resume_from is None:
+                with torch.no_grad():
+                    self._begin()
+                    self._check_replicas()
+            else:
+                self.load_state_dict(self._resume_from)
+                self._resume_from = None
+        except BaseException:
+            self.close()  # an exception keeps the unfinished sparsifier alive, and nobody else could close it
+            raise
+        _latest.update((optimizer, weakref.ref(self)) for optimizer in self.optimizers)
 
     # --- what a method says -------------------------------------------------------------------------------------
 
@@ -304,13 +323,9 @@ class Sparsifier(abc.ABC):
 
     def close(self) -> None:
         """Take all hooks off: training goes on without masks. Close one sparsifier before building the next."""
-        for handle in self._handles:
-            handle.remove()
-        if self._handles:
-            self._tell_optimizers(dense=True)
-        self._handles.clear()
+        self._release()
 
-    def __enter__(self) -> Sparsifier:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -387,6 +402,17 @@ class Sparsifier(abc.ABC):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _refuse_a_second(self) -> None:
+        if any(_open_on(optimizer) for optimizer in self.optimizers):
+            gc.collect()  # one that was dropped may wait in a cycle of references, where nobody can close it
+        for optimizer in self.optimizers:
+            if (other := _open_on(optimizer)) is not None:
+                raise ValueError(
+                    f"{type(optimizer).__name__} has an open sparsifier, {type(other).__name__} (sparsity "
+                    f"{other.current_sparsity:.4f}): a second one would undo its masks. Call close() on the first "
+                    "before building the next; of keep_zeros, on what it returned."
+                )
+
     def _find_owners(self) -> dict[str, Optimizer]:
         owners: dict[str, Optimizer] = {}
         for optimizer in self.optimizers:
@@ -428,13 +454,13 @@ class Sparsifier(abc.ABC):
             self._removed[layer.name] = 0 if pruned is None else self._chooser.count(layer.name, pruned)
         self._tell_optimizers()
 
-    def _tell_optimizers(self, *, dense: bool = False) -> None:
-        """Give the present masks, or none at all, to the optimizers that can take them."""
+    def _tell_optimizers(self) -> None:
+        """Give the present masks to the optimizers that can take them."""
         for optimizer in self.optimizers:
             if hasattr(optimizer, "set_masks"):
-                dense_here = dense or not self._optimizer_masks(optimizer)
+                masks_itself = self._optimizer_masks(optimizer)
                 pruned = {
-                    layer.param: None if dense_here else self._pruned.get(layer.name)
+                    layer.param: self._pruned.get(layer.name) if masks_itself else None
                     for layer in self._layers_of(optimizer)
                 }
                 optimizer.set_masks({p: None if zeros is None else ~zeros for p, zeros in pruned.items()})
@@ -465,3 +491,21 @@ class Sparsifier(abc.ABC):
                 f"masks differ between ranks: hashes {hashes}. The replicas' weights must be equal; compute scores "
                 "from gradients that are averaged over the ranks."
             )
+
+
+def _open_on(optimizer: Optimizer) -> Sparsifier | None:
+    """The sparsifier that is built on ``optimizer``, alive and not closed."""
+    latest = _latest.get(optimizer)
+    sparsifier = None if latest is None else latest()
+    return sparsifier if sparsifier is not None and sparsifier._release.alive else None
+
+
+def _release(handles: list[Any], owned: Sequence[tuple[weakref.ref[Optimizer], Sequence[Tensor]]]) -> None:
+    """Take all hooks off, and the masks out of the optimizers that were given them."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+    for optimizer, params in owned:
+        alive = optimizer()
+        if alive is not None and hasattr(alive, "set_masks"):
+            alive.set_masks(dict.fromkeys(params))

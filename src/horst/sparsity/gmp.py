@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
-from horst.sparsity.schedules import Cubic
+from horst.sparsity.schedules import Cubic, check_schedule
 from horst.sparsity.state_policy import StatePolicy
 
 
@@ -45,9 +45,10 @@ class GMP(Sparsifier):
         policy: StatePolicy = StatePolicy(),  # noqa: B008 - frozen
         **options: Unpack[Options],
     ) -> None:
-        if schedule.initial > sparsity:
-            raise ValueError(f"GMP starts at initial={schedule.initial}, above its sparsity {sparsity}.")
+        check_schedule(self, schedule, Cubic)
         super().__init__(model, optimizer, sparsity=sparsity, distribution=distribution, policy=policy, **options)
+        if schedule.initial > self.sparsity:
+            raise ValueError(f"GMP starts at initial={schedule.initial}, above its sparsity {sparsity}.")
         self._require_units()
         self.schedule = schedule
         self._start()

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from horst.optimizers.model_structure import clean_name
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
-from horst.sparsity.schedules import Rounds
+from horst.sparsity.schedules import Rounds, check_schedule
 from horst.sparsity.sharding import as_shard_of, local, part_of
 from horst.sparsity.state_policy import StatePolicy
 
@@ -52,6 +52,7 @@ class IMP(Sparsifier):
         distribution: Distribution = "global",
         **options: Unpack[Options],
     ) -> None:
+        check_schedule(self, schedule, Rounds)
         super().__init__(
             model, optimizer, sparsity=sparsity, distribution=distribution, policy=StatePolicy(), **options
         )

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from os import PathLike
 from typing import Literal
 
 from torch import Tensor, nn
@@ -59,6 +60,7 @@ def find_layers(
         >>> [layer.name for layer in find_layers(model, "all_linear", exclude=["2.*"])]
         ['0.weight']
     """
+    check_model(model)
     if isinstance(include, str) or isinstance(exclude, str):
         raise TypeError("include and exclude are lists of patterns: write ['head.*'], not 'head.*'.")
     if preset not in ("blocks", "all_linear", "all", None):
@@ -80,6 +82,16 @@ def find_layers(
             f"{_shorten(candidates)}."
         )
     return layers
+
+
+def check_model(model: object) -> None:
+    """Refuse what is not a module: a folder, a file, a state dict."""
+    if not isinstance(model, nn.Module):
+        given = repr(model) if isinstance(model, (str, PathLike)) else type(model).__name__
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {given}. Load a saved model first: "
+            "horst.export.load_pretrained(path) reads a Hugging Face directory."
+        )
 
 
 def _candidates(model: nn.Module) -> dict[str, nn.Parameter]:

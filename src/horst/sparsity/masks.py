@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -183,6 +184,8 @@ def magnitude_mask(
 
 def check_sparsity(sparsity: float, pattern: Block | NM | None = None) -> None:
     """Refuse what is no share of zeros in [0, 1), or not the one that an N:M pattern fixes."""
+    if not isinstance(sparsity, SupportsFloat):
+        raise TypeError(f"sparsity must be a number in [0, 1), got {sparsity!r}. Give a fraction: 0.5, not '50%'.")
     if not 0.0 <= sparsity < 1.0:  # this form refuses NaN too
         raise ValueError(f"sparsity must lie in [0, 1), got {sparsity}. Give a fraction: 0.9, not 90.")
     if isinstance(pattern, NM) and sparsity != pattern.sparsity:

@@ -1,4 +1,8 @@
-"""Running code between the gradients and the update of any ``torch.optim.Optimizer``."""
+"""Running code between the gradients and the update of any ``torch.optim.Optimizer``.
+
+Under ``torch.compile(optimizer.step)`` the code runs outside of the graph: masks are changed by counting and selecting,
+which reads numbers back.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 
@@ -23,6 +28,7 @@ def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> 
     """
     method = weakref.WeakMethod(action)
 
+    @torch.compiler.disable
     def act(opt: Optimizer) -> None:
         if (alive := method()) is not None:
             alive(opt)
@@ -47,6 +53,7 @@ def after_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> A
     """Run ``action(optimizer)`` at the end of each step; otherwise as :func:`before_update`."""
     method = weakref.WeakMethod(action)
 
+    @torch.compiler.disable
     def post_hook(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (alive := method()) is not None:
             alive(opt)

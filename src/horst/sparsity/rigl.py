@@ -18,7 +18,7 @@ from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer
 from horst.sparsity.optimizer_hooks import after_update, before_update
-from horst.sparsity.schedules import DropGrow
+from horst.sparsity.schedules import DropGrow, check_schedule
 from horst.sparsity.sharding import local
 from horst.sparsity.state_policy import StatePolicy
 
@@ -48,6 +48,7 @@ class Exchange(Sparsifier, abc.ABC):
         policy: StatePolicy = StatePolicy(on_restore="reset-regrown", moments="both"),  # noqa: B008 - frozen
         **options: Unpack[Options],
     ) -> None:
+        check_schedule(self, schedule, DropGrow)
         super().__init__(model, optimizer, sparsity=sparsity, distribution=distribution, policy=policy, **options)
         self._require_units()
         if distribution == "global":

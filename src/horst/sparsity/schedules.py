@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from types import FunctionType
 from typing import Literal
 
 
@@ -247,7 +248,14 @@ def rigl_steps(total_steps: int, *, every: int = 100, fraction: float = 0.3, unt
     """
     if not 0.0 < until <= 1.0:
         raise ValueError(f"until is a share of training in (0, 1], got {until}.")
-    return DropGrow(every=every, end=int(total_steps * until), fraction=fraction)
+    end = int(total_steps * until)
+    if every >= end:
+        raise ValueError(
+            f"{total_steps} steps are too few for an exchange every {every} steps, the last before step {end} "
+            f"(until={until}). Pass every=, as in rigl_steps({total_steps}, every=5); in a trainer's callback "
+            "schedule=lambda steps: rigl_steps(steps, every=5)."
+        )
+    return DropGrow(every=every, end=end, fraction=fraction)
 
 
 @dataclass(frozen=True)
@@ -315,6 +323,26 @@ class Rounds:
             lines.append(f"{r:>5}{start:>11}{stop:>9}  {density}")
             start = stop
         return "\n".join(lines)
+
+
+# How a schedule of each kind is made, for those who gave something else.
+_MADE_BY = {
+    Phases: "acdc_steps(total_steps) or acdc_epochs(epochs, steps_per_epoch)",
+    Cubic: "Cubic(begin, end)",
+    DropGrow: "rigl_steps(total_steps) or DropGrow(every, end)",
+    Rounds: "Rounds(rounds, steps_per_round)",
+}
+
+
+def check_schedule(method: object, schedule: object, kind: type) -> None:
+    """Refuse a ``schedule`` that is not of the ``kind`` that ``method`` follows."""
+    if not isinstance(schedule, kind):
+        given = f"the function {schedule.__name__}" if isinstance(schedule, FunctionType) else repr(schedule)
+        hint = " A function is called for you by the trainers' callbacks only." if callable(schedule) else ""
+        raise TypeError(
+            f"the schedule of {type(method).__name__} must be a {kind.__name__}, got {given}. "
+            f"Make it with {_MADE_BY[kind]}.{hint}"
+        )
 
 
 def _as_written(x: float) -> Fraction:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -89,13 +88,11 @@ class Static(Sparsifier):
         return pruned
 
 
-@contextlib.contextmanager
-def keep_zeros(
-    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **options: Unpack[Options]
-) -> Iterator[Static]:
-    """Inside this context, training leaves every zero weight of an already pruned ``model`` at zero.
+def keep_zeros(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **options: Unpack[Options]) -> Static:
+    """From now on, training leaves every zero weight of an already pruned ``model`` at zero.
 
-    It needs no ``sparsifier.step()``: hooks on the optimizers do it.
+    It needs no ``sparsifier.step()``: hooks on the optimizers do it, and hold it for as long as the optimizers live.
+    ``close()`` of what is returned ends it, or the end of a ``with`` statement around the training.
 
     Args:
         options: As for :class:`Static`; all layers, unless given.
@@ -104,19 +101,20 @@ def keep_zeros(
         >>> model = nn.Linear(2, 1, bias=False)
         >>> model.weight.data = torch.tensor([[1.0, 0.0]])
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        >>> with keep_zeros(model, optimizer):
-        ...     for _ in range(3):
-        ...         model(torch.ones(1, 2)).sum().backward()
-        ...         optimizer.step()
+        >>> kept = keep_zeros(model, optimizer)
+        >>> for _ in range(3):
+        ...     model(torch.ones(1, 2)).sum().backward()
+        ...     optimizer.step()
         >>> model.weight[0, 1].item()
         0.0
+        >>> kept.close()
     """
     options.setdefault("layers", "all")
     sparsifier = Static(model, optimizer, **options)
 
+    @torch.compiler.disable
     def zero_again(*_: object) -> None:
         sparsifier.step()
 
-    with sparsifier:
-        sparsifier._handles += [opt.register_step_post_hook(zero_again) for opt in sparsifier.optimizers]
-        yield sparsifier
+    sparsifier._handles += [opt.register_step_post_hook(zero_again) for opt in sparsifier.optimizers]
+    return sparsifier
