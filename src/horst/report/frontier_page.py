@@ -19,11 +19,12 @@ from horst.report.frontier_tables import (
     training_methods_table,
     tuned_table,
 )
-from horst.report.transformer_tables import methods_table
+from horst.report.transformer_tables import acdc_table, methods_table
 
 _LANGUAGE = "results/transformers/frontier_language.json"
 _VISION = "results/transformers/frontier_vision.json"
 _COMPOSITIONS = "results/transformers/frontier_compositions.json"
+_RATE_OF_A_TENTH = "results/transformers/rate_of_0.1"
 _GPT2 = ("results/transformers/table6_gpt2_wikipedia.json", "results/transformers/table6_gpt2_auto.json")
 
 
@@ -43,6 +44,15 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_free": ((_COMPOSITIONS, _LANGUAGE), free_table),
     "frontier_free_gpt2": (_GPT2, free_table),
     "frontier_gpt2": (_GPT2, gpt2_table),
+    "rate_too_large_gpt2": (
+        ("results/transformers/table6_gpt2_wikipedia.json", f"{_RATE_OF_A_TENTH}/table6_gpt2.json"),
+        gpt2_table,
+    ),
+    "rate_too_large_deit": (
+        ("results/transformers/table1_cifar10_adamw.json", f"{_RATE_OF_A_TENTH}/table1_cifar10.json"),
+        acdc_table,
+    ),
+    "rate_of_a_tenth": ((f"{_RATE_OF_A_TENTH}/frontier_language.json",), free_table),
     "frontier_auto": ((_LANGUAGE,), auto_table_and_words),
     "frontier_tuned": ((_LANGUAGE,), tuned_table),
     "frontier_vision_headline": ((_VISION,), sparse_against_dense_table),
