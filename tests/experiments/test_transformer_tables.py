@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from horst.data.image_arrays import ImageArrays
 from horst.data.tokenization import tokenize
-from horst.experiments import figure1_weight_spread, table6_gpt2_one_shot
+from horst.experiments import figure1_weight_spread, language_model, table6_gpt2_one_shot
 from horst.experiments.contenders import Optimization
 from horst.experiments.outcomes import once
 from horst.experiments.recipes import RECIPES
@@ -68,6 +69,14 @@ def test_table6_trains_prunes_and_reports(tokens, tmp_path):
         table6_gpt2_one_shot.train_language_model = original
     assert trained_again == [], "runs that were finished are taken from their files"
     assert again.rows == [row for row in loaded.rows if row["optimizer"] != "ham"]
+
+
+def test_data_that_cannot_be_evaluated_are_refused_before_the_training(tokens, tmp_path, monkeypatch):
+    folder = shutil.copytree(tokens, tmp_path / "tokens")
+    (folder / "val.bin").unlink()
+    monkeypatch.setattr(language_model, "train", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(FileNotFoundError, match=r"val\.bin"):
+        RECIPES["table6"].run(tiny_table6(folder, tmp_path / "runs"))
 
 
 @pytest.mark.parametrize("name", ["table1", "table3", "table4"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from horst.data.token_batches import TokenBatches, evaluation_batches
+from horst.data.token_batches import EvaluationBatch, TokenBatches, evaluation_batches
 from horst.experiments.contenders import Name, Optimization
 from horst.experiments.whole import whole_model
 from horst.models.gpt2 import GPT2, GPT2Config
@@ -69,6 +69,7 @@ def train_language_model(
     config: LanguageConfig, optimizer: Name, seed: int, directory: pathlib.Path, world: World
 ) -> tuple[GPT2, TrainResult]:
     """Train from the seed's weights and data order; the model returned is whole, on this process's device."""
+    _validation(config, world)  # what cannot be evaluated is refused before the training, not after
     torch.manual_seed(seed)
     model = GPT2(config.model)
     parallelize(model, config.parallel, world.device)
@@ -114,7 +115,12 @@ def _loss(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
 
 def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: World) -> Mapping[str, float]:
     """Perplexity over the validation file, or its beginning, in windows that do not overlap."""
-    batches = evaluation_batches(
+    batches = itertools.islice(_validation(config, world), config.eval_batches)
+    return perplexity(model, batches, precision=config.precision)
+
+
+def _validation(config: LanguageConfig, world: World) -> Iterator[EvaluationBatch]:
+    return evaluation_batches(
         config.data / "val.bin",
         context=config.model.context,
         batch_size=config.eval_batch_size * world.size,
@@ -123,4 +129,3 @@ def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: Wor
         device=world.device,
         vocabulary=config.model.vocabulary,
     )
-    return perplexity(model, itertools.islice(batches, config.eval_batches), precision=config.precision)
