@@ -62,3 +62,14 @@ def test_compiled_gradients_are_those_of_the_short_form():
     x = torch.linspace(-6, 6, 4001).bfloat16()
     compiled = torch.compile(GELU(), fullgraph=True, backend="aot_eager")
     assert_close(value_and_slope(compiled, x), value_and_slope(short_gelu, x), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu_the_compiled_kernel_is_the_short_form_rounded_once(dtype):
+    x = WIDE.to(dtype).cuda()
+    expected, expected_slope = value_and_slope(F.gelu, x.double())
+    y, slope = value_and_slope(torch.compile(GELU(), fullgraph=True), x)
+    step = torch.finfo(dtype).eps
+    assert ((y.double() - expected).abs() <= 0.51 * step * expected.abs() + 1e-6).all()
+    assert ((slope.double() - expected_slope).abs() <= 0.51 * step * expected_slope.abs() + 1e-6).all()
