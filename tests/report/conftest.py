@@ -36,15 +36,20 @@ def spread_of(row):
     return {"largest": 0.5 + 100 * product**2, "std": 0.05, "kurtosis": 3.0 + 1e4 * product**2}
 
 
+def asked_once(points):
+    """As the studies do: a run that is asked for twice is one."""
+    found = {}
+    for point in points:
+        found.setdefault(point.name, point)
+    return found.values()
+
+
 def language(module, name):
     config = RECIPES[name].scales["cpu"]()
     if name == "frontier_language":
         config = dataclasses.replace(config, rule_seeds=config.seeds)
-    rows, done = [], set()
-    for point in module.points(config):
-        if point.name in done:  # as the study: a run that is asked for twice is one
-            continue
-        done.add(point.name)
+    rows = []
+    for point in asked_once(module.points(config)):
         about = {
             "study": point.study,
             **about_optimizer(point.optimizer, point.run.optimization),
@@ -60,11 +65,8 @@ def language(module, name):
 
 
 def vision(config):
-    rows, done = [], set()
-    for point in frontier_vision.points(config):
-        if point.name in done:
-            continue
-        done.add(point.name)
+    rows = []
+    for point in asked_once(frontier_vision.points(config)):
         row = {
             "study": point.study,
             **about_optimizer(point.optimizer, point.run.optimization),

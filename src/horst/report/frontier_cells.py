@@ -160,9 +160,12 @@ def budget(cell: Cell) -> tuple[int, int, str]:
     return cell.row["width"], cell.row[length], length
 
 
-def budgets(cells: Iterable[Cell]) -> list[tuple[int, int, str]]:
-    """Those that occur: the shortest first, of these the narrowest."""
-    return sorted({budget(cell) for cell in cells}, key=lambda b: (b[1], b[0]))
+def by_budget(cells: Iterable[Cell]) -> dict[tuple[int, int, str], list[Cell]]:
+    """The cells of each budget: the shortest first, of these the narrowest."""
+    found: dict[tuple[int, int, str], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(budget(cell), []).append(cell)
+    return dict(sorted(found.items(), key=lambda item: (item[0][1], item[0][0])))
 
 
 def budget_words(given: tuple[int, int, str]) -> str:

@@ -14,9 +14,8 @@ from horst.report.frontier_cells import (
     Cell,
     at,
     best,
-    budget,
     budget_words,
-    budgets,
+    by_budget,
     cells_of,
     level_names,
     levels_of,
@@ -39,10 +38,9 @@ def quality_against_product(results: Sequence[Result], levels: Sequence[float] =
         levels: The sparsities to show.
     """
     cells = one_way(results)
-    shown = [(given, level) for given in budgets(cells) for level in levels]
+    shown = [(given, at(own, sparsity=level), level) for given, own in by_budget(cells).items() for level in levels]
     figure, panels = _panels(len(shown), len(levels))
-    for axes, (given, level) in zip(panels, shown, strict=True):
-        own = [cell for cell in cells if budget(cell) == given and cell.row["sparsity"] == level]
+    for axes, (given, own, level) in zip(panels, shown, strict=True):
         _lines_by_rate(axes, own, cells)
         tuned = best(of(own, "AdamW"))
         if tuned is not None:
@@ -63,10 +61,10 @@ def weights_against_product(results: Sequence[Result]) -> Any:
     cells = cells_of(results)
     # of language's models the dense ones; of vision's the sparse ones, of which alone there are all products
     cells = at(cells, method="dense" if cells[0].measure.less else "acdc")
-    shown = [(given, key) for given in budgets(cells) for key in ("largest", "kurtosis")]
+    shown = [(given, own, key) for given, own in by_budget(cells).items() for key in ("largest", "kurtosis")]
     figure, panels = _panels(len(shown), 2)
-    for axes, (given, key) in zip(panels, shown, strict=True):
-        _lines_by_rate(axes, [cell for cell in cells if budget(cell) == given], cells, key)
+    for axes, (given, own, key) in zip(panels, shown, strict=True):
+        _lines_by_rate(axes, own, cells, key)
         axes.set_yscale("log")
         axes.set_title(budget_words(given), fontsize=9)
         axes.set_ylabel({"largest": "largest weight", "kurtosis": "kurtosis"}[key], fontsize=9)
@@ -82,12 +80,11 @@ def tuned_against_sparsity(results: Sequence[Result], methods: Sequence[str] = (
         methods: A column each; a row a budget whose models were pruned by all of them.
     """
     cells = cells_of(results)
-    having = [b for b in budgets(cells) if set(methods) <= {c.row["method"] for c in cells if budget(c) == b}]
-    shown = [(given, method) for given in having for method in methods]
+    having = {b: own for b, own in by_budget(cells).items() if set(methods) <= {cell.row["method"] for cell in own}}
+    shown = [(given, own, method) for given, own in having.items() for method in methods]
     figure, panels = _panels(len(shown), len(methods))
     looks = [(COLOURS["adamw"], STYLES[0]), (COLOURS["horst"], STYLES[1]), (COLOURS["horst"], STYLES[0])]
-    for axes, (given, method) in zip(panels, shown, strict=True):
-        own = [cell for cell in cells if budget(cell) == given]
+    for axes, (given, own, method) in zip(panels, shown, strict=True):
         dense = dense_adamw(own, given)
         for name, (colour, style) in zip(CONTENDERS, looks, strict=True):
             # a dense model that was not pruned this way has no place on the line

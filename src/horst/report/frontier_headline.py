@@ -14,9 +14,8 @@ from horst.report.frontier_cells import (
     Cell,
     at,
     best,
-    budget,
     budget_words,
-    budgets,
+    by_budget,
     cells_of,
     default_tensors,
     level_names,
@@ -39,8 +38,7 @@ def free_table(results: Sequence[Result], methods: Sequence[str] = ("magnitude",
     """
     cells = cells_of(results)
     lines = []
-    for given in budgets(cells):
-        own = [cell for cell in cells if budget(cell) == given]
+    for given, own in by_budget(cells).items():
         dense = dense_adamw(own, given)
         for method in methods:
             for name, tried in _contenders(own).items():
@@ -83,8 +81,7 @@ def sparse_against_dense_table(results: Sequence[Result]) -> str:
     """The headline of sparse training: AC/DC's accuracy and how far it is from dense AdamW's, each at its best."""
     cells = one_way(results)
     lines = []
-    for given in budgets(cells):
-        own = [cell for cell in cells if budget(cell) == given]
+    for given, own in by_budget(cells).items():
         dense = dense_adamw(own, given)
         for name in CONTENDERS:
             for level in levels_of(own):

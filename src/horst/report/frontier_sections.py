@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from horst.experiments.result import Result
 from horst.report.document import Content, Figure, Table
-from horst.report.frontier_cells import EDGE, best, budget, budget_words, budgets, cells_of, of
+from horst.report.frontier_cells import EDGE, at, best, budget_words, by_budget, cells_of, of
 from horst.report.frontier_figures import quality_against_product, tuned_against_sparsity, weights_against_product
 from horst.report.frontier_headline import free_table, sparse_against_dense_table
 from horst.report.frontier_tables import (
@@ -85,8 +85,8 @@ def _products(results: Sequence[Result], quality: str, levels: Sequence[float]) 
     """Quality and the spread of the weights, against alpha * lr."""
     words = []
     cells = cells_of(results)
-    for given in budgets(cells):
-        own = [cell for cell in cells if budget(cell) == given and cell.row["sparsity"] == levels[-1]]
+    for given, of_budget in by_budget(cells).items():
+        own = at(of_budget, sparsity=levels[-1])
         found = {name: best(of(own, name)) for name in ("AdamW", "HORST, alpha 5", "HORST, auto")}
         at_best = ", ".join(f"{name} {cell.mean:.2f}" for name, cell in found.items() if cell is not None)
         words.append(f"{budget_words(given)} at {levels[-1]:.0%}: {at_best}.")

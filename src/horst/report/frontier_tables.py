@@ -13,7 +13,7 @@ from horst.report.frontier_cells import (
     best,
     budget,
     budget_words,
-    budgets,
+    by_budget,
     cells_of,
     default_tensors,
     level_names,
@@ -43,8 +43,7 @@ def auto_table(results: Sequence[Result]) -> str:
     cells = one_way(results)
     levels = levels_of(cells)
     lines = []
-    for given in budgets(cells):
-        own = [cell for cell in cells if budget(cell) == given]
+    for given, own in by_budget(cells).items():
         tuned = [best(at(of(own, "AdamW"), sparsity=level)) for level in levels]
         lines.append([budget_words(given), "best", "AdamW", *map(text_of, tuned), ""])
         for lr in _rates(own):
@@ -61,8 +60,7 @@ def auto_words(results: Sequence[Result]) -> str:
     """How often HORST's own rule is behind alpha 5 and ahead of AdamW at its best, over the cells of the table."""
     cells = one_way(results)
     compared, behind, always, where, beaten, beside = 0, 0, 0, [], 0, 0
-    for given in budgets(cells):
-        own = [cell for cell in cells if budget(cell) == given]
+    for given, own in by_budget(cells).items():
         for lr in _rates(own):
             found = _behind(own, lr)
             behind += len(found)
@@ -95,8 +93,7 @@ def tuned_table(results: Sequence[Result]) -> str:
         "HORST, auto": CONTENDERS["HORST, auto"],
     }
     lines = []
-    for given in budgets(cells):
-        own = [cell for cell in cells if budget(cell) == given]
+    for given, own in by_budget(cells).items():
         tuned = len({cell.row["weight_decay"] for cell in of(own, "AdamW")}) > 1
         for name, belongs in contenders.items():
             if name.startswith("AdamW, decay") and not tuned:
