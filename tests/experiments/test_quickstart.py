@@ -119,6 +119,15 @@ def test_an_interrupted_run_reports_what_it_has_and_goes_on_where_it_stopped(who
     assert without_times(again.rows) == without_times(whole[0].rows)
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A shell's background job ignores SIGINT, and so would these tests if they were one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_between_the_runs_keeps_the_rows(tmp_path):
     def stop_before_the_second(line):
         if line.startswith("[2/"):
