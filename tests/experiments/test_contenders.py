@@ -101,6 +101,28 @@ def test_the_penalty_goes_where_the_mirror_step_would():
             assert set(penalised.values()) == {0.3}
 
 
+def test_proximal_horst_is_horsts_step_and_then_the_soft_threshold_of_the_blocks():
+    torch.manual_seed(0)
+    ours = GPT2(SHAPE).double()
+    theirs = GPT2(SHAPE).double()
+    theirs.load_state_dict(ours.state_dict())
+    common = Optimization(lr=0.01, alpha=4.0, mirror="all", proximal=0.5)
+    made = {name: common.make(model, name) for name, model in (("horst-proximal", ours), ("horst", theirs))}
+    for _ in range(3):
+        for name, model in (("horst-proximal", ours), ("horst", theirs)):
+            for i, p in enumerate(model.parameters()):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
+            made[name].step()
+        blocks = {id(layer.param) for layer in find_layers(theirs, "blocks")}
+        with torch.no_grad():
+            for p in theirs.parameters():
+                if id(p) in blocks:
+                    p.copy_(p.sign() * (p.abs() - 0.005).clamp(min=0))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(p.detach(), q.detach(), rtol=1e-12, atol=1e-14)
+    assert any((layer.param == 0).any() for layer in find_layers(ours, "blocks"))
+
+
 def test_horst_over_muon_is_muons_step_and_then_the_mirror_step():
     torch.manual_seed(0)
     ours = GPT2(SHAPE).double()

@@ -10,7 +10,15 @@ from horst.experiments.frontier import about_optimizer
 from horst.experiments.recipes import RECIPES
 from horst.experiments.result import Result, environment, plain
 
-OWN = {"hyperbolic": 0.1, "muon": 0.4, "horst-muon": -0.2, "adamw-l1": 0.2, "adamw-proximal": 0.3, "spred": 0.6}
+OWN = {
+    "hyperbolic": 0.1,
+    "muon": 0.4,
+    "horst-muon": -0.2,
+    "adamw-l1": 0.2,
+    "adamw-proximal": 0.3,
+    "horst-proximal": 0.05,
+    "spred": 0.6,
+}
 METHODS = {
     "magnitude": 1.0,
     "magnitude-owl": 0.9,

@@ -21,7 +21,7 @@ from horst.optimizers.together import Together
 from horst.sparsity import find_layers
 
 Name = Literal[
-    "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-l1", "adamw-proximal", "spred"
+    "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-l1", "adamw-proximal", "horst-proximal", "spred"
 ]  # fmt: skip
 Decay = Literal["matrices", "all"]
 Alpha = float | Literal["auto"]
@@ -43,7 +43,8 @@ class Optimization:
             from Adam. Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with
             like.
         l1: Of adamw-l1, added to the gradient; 1e-4 is of the size of a small model's gradients.
-        proximal: Of adamw-proximal: a weight shrinks by ``lr`` times this a step. Adam moves it by up to ``lr``.
+        proximal: Of adamw-proximal and horst-proximal: a weight shrinks by ``lr`` times this a step; Adam moves it by
+            up to ``lr``. With HORST it is for the matrices in the blocks, whatever gets the mirror step.
         spred_decay: Of spred: the decoupled decay of both factors of each matrix in the blocks.
     """
 
@@ -69,9 +70,21 @@ class Optimization:
             "ham": (self.ham_alpha, self.ham_beta),
             "horst": (self.alpha, self.beta),
             "horst-muon": (self.alpha, self.beta),
+            "horst-proximal": (self.alpha, self.beta),
             "hyperbolic": (self.alpha, 0.0),
         }
         return mirrored.get(name, (0.0, 0.0))
+
+    def about(self, name: Name) -> dict[str, Any]:
+        """What a row of a table says of the contender: its name, its mirror step, its threshold if it has one.
+
+        Example:
+            >>> Optimization(alpha="auto", proximal=0.03).about("horst-proximal")
+            {'optimizer': 'horst-proximal', 'alpha': 'auto', 'beta': 0.0, 'threshold': 0.03}
+        """
+        alpha, beta = self.strength(name)
+        threshold = {"threshold": self.proximal} if name.endswith("-proximal") else {}
+        return {"optimizer": name, "alpha": alpha, "beta": beta, **threshold}
 
     def label(self, name: Name) -> str:
         """The contender's alpha for the name of a folder.
@@ -149,14 +162,17 @@ def _spred(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
     return _adamw(settings, model, name)
 
 
+def _horst_proximal(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    matrices, rest = _apart(settings.groups(model, name), model)
+    for group in matrices:
+        group["l1"] = settings.proximal
+    optimizer = HORST([*matrices, *rest], **settings.adam())
+    soft_threshold(optimizer)
+    return optimizer
+
+
 def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    inside = {id(layer.param) for layer in find_layers(model, "blocks")}
-    matrices: list[dict[str, Any]] = []
-    rest: list[dict[str, Any]] = []
-    for group in settings.groups(model, name):
-        for found, wanted in ((matrices, True), (rest, False)):
-            if params := [p for p in group["params"] if (id(p) in inside) is wanted]:
-                found.append({**group, "params": params})
+    matrices, rest = _apart(settings.groups(model, name), model)
     muon: Optimizer = torch.optim.Muon(
         matrices, lr=settings.lr * settings.muon_lr_ratio, adjust_lr_fn="match_rms_adamw"
     )
@@ -164,6 +180,18 @@ def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
         return Together(muon, torch.optim.AdamW(rest, **settings.adam()))
     alpha, beta = settings.strength(name)
     return Together(compose(muon, alpha=alpha, beta=beta), HORST(rest, **settings.adam()))
+
+
+def _apart(groups: ParamGroups, model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The groups with only the matrices in the blocks, and with only the rest."""
+    inside = {id(layer.param) for layer in find_layers(model, "blocks")}
+    matrices: list[dict[str, Any]] = []
+    rest: list[dict[str, Any]] = []
+    for group in groups:
+        for found, wanted in ((matrices, True), (rest, False)):
+            if params := [p for p in group["params"] if (id(p) in inside) is wanted]:
+                found.append({**group, "params": params})
+    return matrices, rest
 
 
 _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Name], Optimizer]] = {
@@ -175,5 +203,6 @@ _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Name], Optimizer]] = {
     "horst-muon": _muon,
     "adamw-l1": _adamw_l1,
     "adamw-proximal": _adamw_proximal,
+    "horst-proximal": _horst_proximal,
     "spred": _spred,
 }

@@ -64,6 +64,7 @@ def about_optimizer(optimizer: Name, optimization: Optimization) -> dict[str, An
         "muon": optimization.muon_lr_ratio,
         "adamw-l1": optimization.l1,
         "adamw-proximal": optimization.proximal,
+        "horst-proximal": optimization.proximal,
         "spred": optimization.spred_decay,
     }
     return {

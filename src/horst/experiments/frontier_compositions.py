@@ -2,8 +2,9 @@
 
 The models, data and budget of :mod:`~horst.experiments.frontier_language`, at one width. Contenders: HORST, the
 hyperbolic map in one step, Muon alone and under HORST's mirror step (the paper's open question on spectral descent),
-AdamW with an L1 penalty, proximal AdamW and spred. HORST and AdamW are pruned by Wanda, SparseGPT and OWL as well (its
-other open question), and HORST's mirror step is given to different tensors.
+AdamW with an L1 penalty, the proximal step of that penalty after AdamW's and after HORST's, and spred. HORST and AdamW
+are pruned by Wanda, SparseGPT and OWL as well (its other open question), and HORST's mirror step is given to different
+tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Config:
         mirror_alpha_lr: The product at which HORST's mirror step is given to other tensors.
         muon_lr_ratios: Muon's learning rates over ``lrs``.
         l1s: Of AdamW with an L1 penalty.
-        proximals: Of proximal AdamW.
+        proximals: Of proximal AdamW, and of proximal HORST with its own rule.
         spred_decays: Of spred.
         methods: How the models of AdamW and of HORST (at 5, ``mirror_alpha_lr`` and auto) are pruned; all others are by
             magnitude.
@@ -108,6 +109,8 @@ def _contenders(config: Config, lr: float) -> Iterator[tuple[str, Name, Language
     for name, (field, values) in strengths.items():
         for value in values:
             yield "contender", name, settings(**{field: value}), False
+    for value in config.proximals:
+        yield "contender", "horst-proximal", settings(alpha="auto", proximal=value), False
     # The head is tied to the embedding, so "blocks" is all matrices without embeddings; the last has these alone.
     for other in ({"mirror": "blocks"}, {"mirror": "all"}, {"no_mirror": ("matrix",)}):
         yield "mirror", "horst", settings(alpha=chosen, **other), False

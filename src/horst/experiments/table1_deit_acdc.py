@@ -77,9 +77,8 @@ def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str,
 
 def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: World) -> dict[str, Any]:
     """Train one model to one sparsity."""
-    alpha, beta = config.run.optimization.strength(optimizer)
     lr, label = config.run.optimization.lr, config.run.optimization.label(optimizer)
-    about = {"optimizer": optimizer, "alpha": alpha, "beta": beta, "lr": lr, "sparsity": sparsity, "seed": seed}
+    about = {**config.run.optimization.about(optimizer), "lr": lr, "sparsity": sparsity, "seed": seed}
     directory = config.directory / f"{optimizer}-{label}-lr{lr:g}-sparsity{sparsity:g}-seed{seed}"
 
     def compute() -> dict[str, Any]:

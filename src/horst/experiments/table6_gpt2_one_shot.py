@@ -108,8 +108,7 @@ def train_and_prune(
         ``rows``, one for each level, the dense model's first; ``training``, its speed; ``histogram`` and ``spread`` of
         the dense model's weights in the blocks.
     """
-    alpha, beta = config.run.optimization.strength(optimizer)
-    about = {"optimizer": optimizer, "alpha": alpha, "beta": beta, "seed": seed}
+    about = {**config.run.optimization.about(optimizer), "seed": seed}
     model, trained = train_language_model(config.run, optimizer, seed, directory, world)
     needs_data = any(method != "magnitude" for method in config.methods)
     calibration = _calibration(config, seed, world) if needs_data else None

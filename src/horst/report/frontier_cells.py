@@ -15,8 +15,8 @@ Row = Mapping[str, Any]
 EDGE = "†"  # the best is the first or last of what was tried, so that better ones may lie outside
 # What tells two runs apart beside their seed; files of another experiment lack some.
 IDENTITY = (
-    "optimizer", "alpha", "beta", "strength", "lr", "weight_decay", "mirror", "width", "steps", "epochs", "method",
-    "sparsity",
+    "optimizer", "alpha", "beta", "strength", "threshold", "lr", "weight_decay", "mirror", "width", "steps", "epochs",
+    "method", "sparsity",
 )  # fmt: skip
 
 

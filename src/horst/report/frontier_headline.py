@@ -53,13 +53,18 @@ def free_table(results: Sequence[Result], methods: Sequence[str] = ("magnitude",
 
 
 def _contenders(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """The main comparison's, and the same strengths where the mirror step has other tensors, named so."""
+    """The main comparison's, the same strengths with the mirror step on other tensors, those with a soft threshold."""
     found = {name: of(cells, name) for name in CONTENDERS}
     for cell in cells:
         row = cell.row
         if row["optimizer"] == "horst" and row["alpha"] in (5.0, "auto") and not default_tensors(cell):
             strength = "auto" if row["alpha"] == "auto" else "alpha 5"
             found.setdefault(f"HORST, {strength}, mirror step on {row['mirror']}", []).append(cell)
+        elif row["optimizer"] == "adamw-proximal":
+            found.setdefault("proximal AdamW", []).append(cell)
+        elif row["optimizer"] == "horst-proximal":
+            tensors = "" if default_tensors(cell) else f", mirror step on {row['mirror']}"
+            found.setdefault(f"proximal HORST, {row['alpha']}{tensors}", []).append(cell)
     return found
 
 

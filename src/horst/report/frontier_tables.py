@@ -34,6 +34,7 @@ TUNED_BY = {
     "muon": "Muon's lr over lr",
     "adamw-l1": "penalty",
     "adamw-proximal": "threshold over lr",
+    "horst-proximal": "threshold over lr",
     "spred": "decay of the factors",
 }
 
@@ -118,8 +119,9 @@ def contenders_table(results: Sequence[Result]) -> str:
         for auto in sorted({cell.row["alpha"] == "auto" for cell in own}):
             of_kind = [cell for cell in own if (cell.row["alpha"] == "auto") is auto]
             decays = len({cell.row["weight_decay"] for cell in of_kind}) > 1
-            words = [with_settings(at(of_kind, sparsity=level), decays=decays, products=not auto) for level in levels]
-            by = "" if auto else TUNED_BY[optimizer]
+            strengths = any(cell.row["strength"] is not None for cell in of_kind)  # the rule alone has none
+            words = [with_settings(at(of_kind, sparsity=level), decays=decays, products=strengths) for level in levels]
+            by = TUNED_BY[optimizer] if strengths else ""
             tuned = " and ".join(filter(None, [by, "lr", "weight decay" if decays else ""]))
             lines.append([LABELS[optimizer] + (", auto" if auto else ""), tuned, *words])
     return markdown(["best perplexity", "tuned", *level_names(levels)], lines)

@@ -20,6 +20,7 @@ COLOURS = {
     "horst-muon": "#8C510A",
     "adamw-l1": "#56B4E9",
     "adamw-proximal": "#6A51A3",
+    "horst-proximal": "#A50F15",
     "spred": "#737373",
 }
 STYLES = ("-", "--", ":", "-.")

@@ -19,6 +19,7 @@ LABELS = {
     "horst-muon": "HORST over Muon",
     "adamw-l1": "AdamW with L1",
     "adamw-proximal": "proximal AdamW",
+    "horst-proximal": "proximal HORST",
     "spred": "spred",
 }
 
@@ -31,11 +32,13 @@ def contender(row: Mapping[str, Any]) -> str:
         'HORST, alpha 5'
         >>> contender({"optimizer": "horst", "alpha": "auto", "beta": 0.0})
         'HORST, alpha auto'
+        >>> contender({"optimizer": "adamw-proximal", "alpha": 0.0, "beta": 0.0, "threshold": 0.03})
+        'proximal AdamW, threshold 0.03'
     """
     label = LABELS[row["optimizer"]]
-    if not row["alpha"]:
-        return label
-    return f"{label}, alpha {number(row['alpha'], 'g')}" + (f", beta {row['beta']:g}" if row["beta"] else "")
+    if row["alpha"]:
+        label += f", alpha {number(row['alpha'], 'g')}" + (f", beta {row['beta']:g}" if row["beta"] else "")
+    return label + (f", threshold {row['threshold']:g}" if "threshold" in row else "")
 
 
 def spread(values: Sequence[float], spec: str) -> str:
