@@ -11,7 +11,9 @@ from torch import nn
 
 from horst import HAM, HORST, compose, param_groups
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
-from horst.optimizers.auto_alpha import LARGE_STEP, MAX_RATE, SPREAD, root_mean_square, typical_width
+from horst.optimizers.auto_alpha import LARGE_STEP, MAX_RATE, SPREAD, WANDER, root_mean_square, typical_width
+
+BETAS = (0.9, 0.95)  # short enough a memory for the largest rate
 
 
 def bounded_mirror(theta: torch.Tensor, exponent: torch.Tensor, max_scale: float) -> torch.Tensor:
@@ -60,7 +62,7 @@ def test_no_weight_moves_further_than_the_bound_allows(theta, exponent, max_scal
 def test_a_weight_pushed_outwards_grows_in_a_line_and_not_exponentially():
     def push(**options) -> float:
         p = nn.Parameter(torch.full((2, 2), 0.02))
-        optimizer = HORST([p], lr=1e-3, weight_decay=0.0, **options)
+        optimizer = HORST([p], lr=1e-3, weight_decay=0.0, betas=BETAS, **options)
         for _ in range(1000):
             p.grad = -torch.ones(2, 2)
             optimizer.step()
@@ -87,19 +89,19 @@ def test_weights_that_come_back_from_silence_are_not_thrown_out():
 
     adamw = first_steps(alpha=0.0)
     assert first_steps(alpha=50.0) > 5 * adamw
-    assert first_steps(alpha="auto") < math.exp(10 * MAX_RATE) * adamw
+    assert first_steps(alpha="auto") < math.exp(10 * WANDER * math.sqrt(1e-3)) * adamw
 
 
 def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     net = model()
-    optimizer = HORST(net.parameters(), lr=2e-3, alpha="auto")
+    optimizer = HORST(net.parameters(), lr=2e-3, alpha="auto", betas=BETAS)
     (group,) = optimizer.param_groups
     assert group["alpha"] == MAX_RATE / 2e-3
     assert group["max_exponent"] == MAX_RATE
     assert group["max_scale"] == pytest.approx(SPREAD * size(net))
     groups = param_groups(net, weight_decay=0.1, alpha="auto")
     groups[0]["lr"] = 1e-2
-    resolved = HORST(groups, lr=torch.tensor(1e-3)).param_groups
+    resolved = HORST(groups, lr=torch.tensor(1e-3), betas=BETAS).param_groups
     assert [g["alpha"] for g in resolved] == [pytest.approx(MAX_RATE / 1e-2), 0.0]
     assert resolved[0]["max_scale"] == pytest.approx(SPREAD * size(net))
     assert resolved[1]["max_scale"] is None
@@ -111,7 +113,7 @@ def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
 def test_where_adams_step_is_large_beside_the_weights_the_rate_falls_in_proportion(step):
     net = model()
     lr = step * size(net)
-    (group,) = HORST(net.parameters(), lr=lr, alpha="auto").param_groups
+    (group,) = HORST(net.parameters(), lr=lr, alpha="auto", betas=BETAS).param_groups
     assert group["alpha"] * lr == pytest.approx(MAX_RATE * min(1.0, LARGE_STEP / step))
     assert group["max_scale"] == pytest.approx(SPREAD * max(size(net), 1 / group["alpha"]))
 
@@ -120,10 +122,29 @@ def test_where_adams_step_is_large_beside_the_weights_the_rate_falls_in_proporti
 def test_wide_models_get_a_smaller_rate(width, rate):
     with torch.random.fork_rng():
         net = nn.ModuleList([nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.LayerNorm(width)])
-    (group,) = HORST(net.parameters(), lr=1e-4, alpha="auto").param_groups
+    (group,) = HORST(net.parameters(), lr=1e-4, alpha="auto", betas=BETAS).param_groups
     assert group["alpha"] == pytest.approx(rate / 1e-4)
     assert group["max_exponent"] == pytest.approx(rate)
     assert group["max_scale"] == pytest.approx(SPREAD * size(net), rel=1e-4)
+
+
+@pytest.mark.parametrize(("beta2", "rate"), [(0.0, MAX_RATE), (0.99, 0.05), (0.999, 0.0158), (0.9999, 0.005)])
+def test_a_long_memory_of_squared_gradients_gets_a_smaller_rate(beta2, rate):
+    (group,) = HORST(model().parameters(), lr=1e-4, alpha="auto", betas=(0.9, beta2)).param_groups
+    assert group["alpha"] * 1e-4 == pytest.approx(rate, rel=2e-3)
+    assert group["max_exponent"] == pytest.approx(min(MAX_RATE, WANDER * math.sqrt(1 - beta2)))
+
+
+def test_each_group_has_the_rate_of_its_own_memory_and_an_optimizer_without_one_the_largest():
+    net = model()
+    groups = [{"params": [net[0].weight]}, {"params": [net[2].weight], "betas": BETAS}]
+    short, long = (HORST(groups, lr=1e-3, alpha="auto").param_groups[i]["alpha"] for i in (1, 0))
+    assert long == pytest.approx(WANDER * math.sqrt(1e-3) / 1e-3)
+    assert short == pytest.approx(MAX_RATE / 1e-3)
+    muon = torch.optim.Muon([nn.Parameter(torch.ones(4, 4))], lr=1e-3, adjust_lr_fn="match_rms_adamw")
+    assert compose(muon, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(short)
+    adamw = torch.optim.AdamW(model().parameters(), lr=1e-3)
+    assert compose(adamw, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(long)
 
 
 def test_the_width_is_the_shorter_side_and_survives_odd_shapes():
@@ -131,13 +152,15 @@ def test_the_width_is_the_shorter_side_and_survives_odd_shapes():
     assert typical_width([torch.zeros(10, 10), torch.zeros(30, 30)]) == pytest.approx((100 * 10 + 900 * 30) / 1000)
     assert typical_width([torch.zeros(900)]) == 30  # flat pieces of a model that is sharded so
     assert typical_width([torch.zeros(0, 5), torch.tensor(1.0)]) == 1
-    (group,) = HORST([nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 5))], alpha="auto").param_groups
+    (group,) = HORST(
+        [nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 5))], alpha="auto", betas=BETAS
+    ).param_groups
     assert group["alpha"] == pytest.approx(MAX_RATE / 1e-3)  # an empty matrix is no matrix
 
 
 def test_a_group_added_later_is_resolved_by_its_own_weights():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    optimizer = HORST(first.parameters(), lr=1e-3, alpha="auto")
+    optimizer = HORST(first.parameters(), lr=1e-3, alpha="auto", betas=BETAS)
     optimizer.add_param_group({"params": list(second.parameters()), "lr": 1e-4})
     assert optimizer.param_groups[1]["alpha"] == pytest.approx(MAX_RATE / 1e-4)
     assert optimizer.param_groups[1]["max_scale"] == pytest.approx(SPREAD * size(second))
@@ -148,13 +171,13 @@ def test_a_group_added_later_is_resolved_by_its_own_weights():
 
 def test_a_schedule_scales_both_steps_and_a_checkpoint_keeps_the_choice():
     net = model()
-    optimizer = HORST(net.parameters(), lr=1e-3, alpha="auto")
+    optimizer = HORST(net.parameters(), lr=1e-3, alpha="auto", betas=BETAS)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
     assert optimizer.param_groups[0]["alpha"] * scheduler.get_last_lr()[0] == pytest.approx(0.1 * MAX_RATE)
     other = model()
     for p in other.parameters():
         p.data.mul_(3)
-    resumed = HORST(other.parameters(), lr=7e-3, alpha="auto")
+    resumed = HORST(other.parameters(), lr=7e-3, alpha="auto", betas=BETAS)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for key in ("alpha", "max_exponent", "max_scale"):
         assert resumed.param_groups[0][key] == optimizer.param_groups[0][key]

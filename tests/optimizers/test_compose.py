@@ -223,7 +223,7 @@ def test_auto_over_muon_is_for_steps_like_adams():
             compose(muon(**options), alpha="auto")
     compose(muon(), alpha=5.0)  # a number is the user's own
     composed = compose(muon(adjust_lr_fn="match_rms_adamw"), alpha="auto")
-    adamw = compose(torch.optim.AdamW(params_like([(8, 8)]), lr=1e-3), alpha="auto")
+    adamw = compose(torch.optim.AdamW(params_like([(8, 8)]), lr=1e-3, betas=(0.9, 0.95)), alpha="auto")
     assert composed.param_groups[0]["mirror_alpha"] == adamw.param_groups[0]["mirror_alpha"]
     (p,) = params_like([(8, 8)])
     with pytest.raises(ValueError, match="adjust_lr_fn='original'"):

@@ -1,11 +1,18 @@
-"""``alpha="auto"``: the strength of the mirror step from the learning rate and from the size and width of the weights.
+"""``alpha="auto"``: the strength of the mirror step from the learning rate, the second beta and the weights themselves.
 
 ``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
-it a rate that depends on the model alone, at the learning rate the optimizer is built with, which is the peak of the
-usual schedules. A schedule then scales both steps alike. The rate is ``1 / sqrt(width)``, and at most ``MAX_RATE``:
-steps that agree over a row of a matrix add up, and wide models break down at rates that narrow ones stand. Where Adam's
-own step is large beside the weights, more than ``LARGE_STEP`` times their root mean square, the rate falls in
-proportion: such a step moves the logarithms enough.
+it a rate that does not depend on the learning rate, at the one the optimizer is built with, which is the peak of
+the usual schedules. A schedule then scales both steps alike. The rate is the least of
+
+- ``MAX_RATE``;
+- ``1 / sqrt(width)``: steps that agree over a row of a matrix add up, and wide models break down at rates that narrow
+  ones stand;
+- ``WANDER * sqrt(1 - beta2)``. Adam divides by a mean of squared gradients over the last ``1 / (1 - beta2)`` steps, in
+  which noise alone moves a logarithm by the rate times the root of that number; the weights must still be those whose
+  gradients were averaged. So 0.05 takes a ``beta2`` of 0.99 or less, and AdamW's default of 0.999 gets 0.016.
+
+Where Adam's own step is large beside the weights, more than ``LARGE_STEP`` times their root mean square, the rate falls
+in proportion: such a step moves the logarithms enough.
 
 A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric ``|theta|`` is bounded
 (:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or times ``1 / alpha`` if
@@ -29,6 +36,7 @@ from torch import Tensor
 Alpha = float | Literal["auto"]
 AUTO = "auto"
 MAX_RATE = 0.05
+WANDER = 0.5
 SPREAD = 16.0
 LARGE_STEP = 0.5
 
@@ -58,10 +66,11 @@ def resolve_auto(
     if not waiting:
         return
     everything = list(everything)
-    size = root_mean_square(everything)
-    rate = min(MAX_RATE, 1 / math.sqrt(typical_width(everything)))
+    size, width = root_mean_square(everything), typical_width(everything)
     for group in waiting:
         lr = float(group["lr"])
+        _, beta2 = group.get("betas", (0.0, 0.0))  # an optimizer without them divides by no mean
+        rate = min(MAX_RATE, 1 / math.sqrt(width), WANDER * math.sqrt(1 - float(beta2)))
         group[alpha] = rate / lr * min(1.0, LARGE_STEP * size / lr)
         if group[max_exponent] is None:
             group[max_exponent] = rate

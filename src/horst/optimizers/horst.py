@@ -57,7 +57,7 @@ class HORST(MirroredAdam):
         >>> optimizer = HORST(model.parameters(), lr=1e-3, alpha=5.0)
         >>> model(torch.ones(3, 4)).square().mean().backward()
         >>> optimizer.step()
-        >>> HORST(model.parameters(), lr=1e-3, alpha="auto").param_groups[0]["alpha"]
+        >>> HORST(model.parameters(), lr=1e-3, betas=(0.9, 0.95), alpha="auto").param_groups[0]["alpha"]
         50.0
 
     References: HORST, Algorithm 2 and Corollary 4.5.
