@@ -59,6 +59,8 @@ def language(tokens, folder, **changes):
         "long_lrs": (1e-3,),
         "long_alpha_lrs": (),
         "long_weight_decays": (),
+        "proximals": (0.05,),
+        "proximal_lrs": (4e-3,),
         "seeds": (0,),
         "rule_seeds": (0,),
     }
@@ -72,6 +74,7 @@ def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens
     asked = [(row["study"], row["optimizer"], row["alpha"], row["lr"], row["weight_decay"]) for row in dense]
     assert asked == [
         *(("length", *who, 1e-3, 0.1) for who in (("adamw", 0.0), ("horst", 5.0), ("horst", "auto"))),
+        *(("proximal", *who, 4e-3, 0.1) for who in (("adamw-proximal", 0.0), ("horst-proximal", "auto"))),
         *(("width", *who, 1e-3, 0.1) for who in (("adamw", 0.0), ("horst", 5.0), ("horst", "auto"))),
         *(("alpha", *who, 1e-3, 0.1) for who in (("adamw", 0.0), ("horst", 5.0), ("horst", 20.0), ("horst", "auto"))),
         # alpha 5 at this rate is 0.02 over it: one run, not two
@@ -80,7 +83,7 @@ def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens
         *(("decay", "adamw", 0.0, 2e-3, decay) for decay in (0.0, 0.1)),
         ("decay", "adamw", 0.0, 4e-3, 0.0),
     ]
-    assert [(row["width"], row["steps"]) for row in dense[:7:3]] == [(8, 6), (16, 4), (8, 4)]
+    assert [(row["width"], row["steps"]) for row in dense[4:9:2]] == [(8, 6), (16, 4), (8, 4)]
     for row in result.rows:
         assert row["perplexity"] > 1
         assert row["largest"] > row["std"] > 0

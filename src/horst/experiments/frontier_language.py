@@ -2,7 +2,8 @@
 
 The paper fixes alpha at 5. Here AdamW, HORST at 5, HORST at given products of alpha and the peak learning rate, and
 HORST's own rule (``auto``) train the same small models at several learning rates, widths and lengths; AdamW's learning
-rate and weight decay are tuned with the same care. Each model is pruned in one shot at several levels.
+rate and weight decay are tuned with the same care. In the longer runs both are tried with a soft threshold after their
+step too. Each model is pruned in one shot at several levels.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Config:
         long_alpha_lrs: Their products.
         long_weight_decays: AdamW's there, at ``long_lrs`` and ``long_tuning_lrs``.
         long_tuning_lrs: More learning rates for AdamW there.
+        proximals: Thresholds of proximal AdamW and of proximal HORST with its own rule, in the longer runs.
+        proximal_lrs: Their peak learning rates.
         sparsities: Of the pruned tensors; the dense model is always there.
         seeds: Of weights and data order.
         rule_seeds: Those of HORST at 5 and with its own rule, which are compared cell by cell.
@@ -65,6 +68,8 @@ class Config:
     long_alpha_lrs: tuple[float, ...] = (0.02, 0.1)
     long_weight_decays: tuple[float, ...] = (0.1, 0.3, 1.0)
     long_tuning_lrs: tuple[float, ...] = (4e-3, 1.6e-2)
+    proximals: tuple[float, ...] = (0.02, 0.05, 0.1)
+    proximal_lrs: tuple[float, ...] = (2e-3, 8e-3)
     sparsities: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8)
     seeds: tuple[int, ...] = (0, 1)
     rule_seeds: tuple[int, ...] = (0, 1, 2, 3)
@@ -131,6 +136,7 @@ def points(config: Config) -> list[Point]:
         found += _contenders(config, "length", longer, config.widths[0], config.long_lrs, config.long_alpha_lrs)
         lrs = {*config.long_lrs, *config.long_tuning_lrs}
         found += _tuned_adamw(config, longer, config.widths[0], lrs, config.long_weight_decays)
+        found += _proximal(config, longer, config.widths[0])
     for width in config.widths[1:]:
         found += _contenders(config, "width", config.run, width, config.wide_lrs, config.wide_alpha_lrs)
         lrs = {*config.wide_lrs, *config.tuning_lrs}
@@ -163,6 +169,23 @@ def _tuned_adamw(
         Point(study="decay", optimizer="adamw", run=changed(run, width=width, lr=lr, weight_decay=decay), seed=seed)
         for lr in sorted(lrs)
         for decay in decays
+        for seed in config.seeds
+    ]
+
+
+def _proximal(config: Config, run: LanguageConfig, width: int) -> list[Point]:
+    """AdamW and HORST with its own rule, each with a soft threshold after its step."""
+    names: tuple[Name, ...] = ("adamw-proximal", "horst-proximal")
+    return [
+        Point(
+            study="proximal",
+            optimizer=name,
+            run=changed(run, width=width, lr=lr, proximal=proximal, **({} if name == names[0] else {"alpha": "auto"})),
+            seed=seed,
+        )
+        for lr in config.proximal_lrs
+        for proximal in config.proximals
+        for name in names
         for seed in config.seeds
     ]
 

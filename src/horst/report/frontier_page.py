@@ -25,7 +25,11 @@ _LANGUAGE = "results/transformers/frontier_language.json"
 _VISION = "results/transformers/frontier_vision.json"
 _COMPOSITIONS = "results/transformers/frontier_compositions.json"
 _RATE_OF_A_TENTH = "results/transformers/rate_of_0.1"
-_GPT2 = ("results/transformers/table6_gpt2_wikipedia.json", "results/transformers/table6_gpt2_auto.json")
+_GPT2 = tuple(f"results/transformers/table6_gpt2_{name}.json" for name in ("wikipedia", "adamw", "auto", "proximal"))
+_DEIT = (
+    *(f"results/transformers/table1_cifar10_{name}.json" for name in ("adamw", "adamw_beta2_0.95", "auto")),
+    *(f"results/transformers/long_memory/table1_cifar10_auto{name}.json" for name in ("", "_decay_1")),
+)
 
 
 def gpt2_table(results: Sequence[Result]) -> str:
@@ -44,6 +48,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_free": ((_COMPOSITIONS, _LANGUAGE), free_table),
     "frontier_free_gpt2": (_GPT2, free_table),
     "frontier_gpt2": (_GPT2, gpt2_table),
+    "frontier_deit": (_DEIT, acdc_table),
     "rate_too_large_gpt2": (
         ("results/transformers/table6_gpt2_wikipedia.json", f"{_RATE_OF_A_TENTH}/table6_gpt2.json"),
         gpt2_table,

@@ -116,16 +116,23 @@ def methods_table(results: Sequence[Result]) -> str:
 
 
 def acdc_table(results: Sequence[Result]) -> str:
-    """Tables 1, 3 and 4: accuracy by optimizer and sparsity."""
-    rows = [row for result in results for row in result.rows]
-    levels = sorted({row["sparsity"] for row in rows})
-    titles = ["dense" if not level else f"{level:.0%}" for level in levels]
+    """Tables 1, 3 and 4: accuracy by optimizer and sparsity, with a column for each setting that differs."""
+    runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for result in results:
+        optimization = result.config["run"]["optimization"]
+        for row in result.rows:
+            mirror = optimization["mirror"] if row["alpha"] else ""
+            given = (f"{row['lr']:g}", f"{optimization['betas'][1]:g}", f"{optimization['weight_decay']:g}", mirror)
+            runs.setdefault((contender(row), *given), []).append(row)
+    names = ("accuracy in %", "lr", "beta2", "decay", "mirror step on")
+    shown = [i for i in range(len(names)) if i < 2 or len({key[i] for key in runs if key[i]}) > 1]
+    levels = sorted({row["sparsity"] for rows in runs.values() for row in rows})
     lines = []
-    for key in dict.fromkeys((contender(row), row["lr"]) for row in rows):
-        own = [row for row in rows if (contender(row), row["lr"]) == key]
+    for key, own in runs.items():
         cells = [[100 * row["top1"] for row in own if row["sparsity"] == level] for level in levels]
-        lines.append([key[0], f"{key[1]:g}", *(spread(values, ".2f") if values else "" for values in cells)])
-    return markdown(["accuracy in %", "lr", *titles], lines)
+        lines.append([*(key[i] for i in shown), *(spread(values, ".2f") if values else "" for values in cells)])
+    titles = ["dense" if not level else f"{level:.0%}" for level in levels]
+    return markdown([*(names[i] for i in shown), *titles], lines)
 
 
 def paper_acdc_table(results: Sequence[Result]) -> str:
