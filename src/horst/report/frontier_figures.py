@@ -10,7 +10,6 @@ from horst.experiments.result import Result
 from horst.extras import load_extra
 from horst.report.figures import new_figure
 from horst.report.frontier_cells import (
-    CONTENDERS,
     Cell,
     at,
     best,
@@ -22,7 +21,7 @@ from horst.report.frontier_cells import (
     of,
     one_way,
 )
-from horst.report.frontier_headline import dense_adamw, models
+from horst.report.frontier_headline import contenders, dense_adamw, models
 from horst.report.transformer_figures import COLOURS, STYLES
 
 LEVELS = (0.0, 0.5, 0.7)
@@ -83,17 +82,21 @@ def tuned_against_sparsity(results: Sequence[Result], methods: Sequence[str] = (
     having = {b: own for b, own in by_budget(cells).items() if set(methods) <= {cell.row["method"] for cell in own}}
     shown = [(given, own, method) for given, own in having.items() for method in methods]
     figure, panels = _panels(len(shown), len(methods))
-    looks = [(COLOURS["adamw"], STYLES[0]), (COLOURS["horst"], STYLES[1]), (COLOURS["horst"], STYLES[0])]
     for axes, (given, own, method) in zip(panels, shown, strict=True):
         dense = dense_adamw(own, given)
-        for name, (colour, style) in zip(CONTENDERS, looks, strict=True):
+        for name, tried in contenders(own).items():
             # a dense model that was not pruned this way has no place on the line
-            kept = [cell for levels in models(of(own, name), method) for cell in levels.values()]
+            kept = [cell for levels in models(tried, method) for cell in levels.values()]
+            if not kept:
+                continue
+            colour, style = COLOURS[kept[0].row["optimizer"]], STYLES[kept[0].row["alpha"] == 5.0]
             chosen = [best(at(kept, sparsity=level)) for level in levels_of(kept)]
             points = [(100 * cell.row["sparsity"], cell) for cell in chosen if cell is not None]
             _line(axes, points, color=colour, linestyle=style, label=name)
         axes.axhline(dense.mean, color=COLOURS["adamw"], linestyle=":", linewidth=1.2, label="dense AdamW")
-        axes.set_ylim(top=min(axes.get_ylim()[1], CROPPED * dense.mean))
+        top = min(axes.get_ylim()[1], CROPPED * dense.mean)
+        lowest = min(value for line in axes.get_lines() for value in line.get_ydata())
+        axes.set_ylim(lowest - 0.05 * (top - lowest), top)
         axes.set_title(f"{budget_words(given)}, {method}", fontsize=9)
         axes.set_xlabel("zeros in the pruned tensors, %", fontsize=9)
         axes.set_ylabel("perplexity", fontsize=9)
@@ -182,6 +185,6 @@ def _legend(figure: Any, axes: Any, *, marks: bool = False) -> None:
         handles,
         labels,
         loc="outside lower center",
-        ncols=min(len(labels), int(figure.get_figwidth() // 1.5)),
+        ncols=min(len(labels), int(figure.get_figwidth() // (1.5 if max(map(len, labels)) < 20 else 3))),
         fontsize=9,
     )

@@ -41,7 +41,7 @@ def free_table(results: Sequence[Result], methods: Sequence[str] = ("magnitude",
     for given, own in by_budget(cells).items():
         dense = dense_adamw(own, given)
         for method in methods:
-            for name, tried in _contenders(own).items():
+            for name, tried in contenders(own).items():
                 found = models(tried, method)
                 if found:
                     limits = (dense.mean, dense.mean * (1 + WITHIN))
@@ -52,7 +52,7 @@ def free_table(results: Sequence[Result], methods: Sequence[str] = ("magnitude",
     )
 
 
-def _contenders(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+def contenders(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     """The main comparison's, the same strengths with the mirror step on other tensors, those with a soft threshold."""
     found = {name: of(cells, name) for name in CONTENDERS}
     for cell in cells:

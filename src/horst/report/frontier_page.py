@@ -71,6 +71,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = {
     "docs/figures/frontier/language.svg": ((_LANGUAGE,), quality_against_product),
     "docs/figures/frontier/vision.svg": ((_VISION,), functools.partial(quality_against_product, levels=(0.9,))),
+    "docs/figures/frontier/gpt2.svg": (
+        _GPT2,
+        functools.partial(tuned_against_sparsity, methods=("magnitude", "sparsegpt")),
+    ),
     "docs/figures/frontier/weights.svg": ((_LANGUAGE,), weights_against_product),
     "docs/figures/frontier/sparsity.svg": (
         (_COMPOSITIONS, _LANGUAGE),

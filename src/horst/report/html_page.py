@@ -35,7 +35,7 @@ a { color: var(--link); }
 header, nav, main, footer { padding: 0 clamp(1rem, 4vw, 2.5rem); max-width: 76rem; margin: 0 auto; }
 header { padding-top: 2rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; }
-h2 { font-size: 1.4rem; line-height: 1.25; margin: 0 0 .75rem; }
+h2 { font-size: 1.4rem; line-height: 1.25; margin: 0 0 .75rem; overflow-wrap: anywhere; }
 h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
 header p, section > p, section > ul, footer p { max-width: 46rem; }
 nav { margin-top: 1.5rem; }
