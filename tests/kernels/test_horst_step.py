@@ -192,11 +192,15 @@ def test_mixed_dtypes_in_one_list(backend, device):
         assert (p == p[0]).all()
 
 
-def test_fused_skips_everything_when_the_scaler_found_inf(device):
+@pytest.mark.parametrize("found", [1.0, 2.0])  # the scaler adds up what it found on each device
+def test_fused_skips_everything_when_the_scaler_found_inf(device, found):
     tensors = make_tensors(torch.float32, device)
+    empty = torch.zeros(0, device=device)
+    tensors = StepTensors(*([*column, empty.clone()] for column in tensors[:4]), [*tensors[4], torch.tensor(3.0, device=device)])
     before = [t.clone() for column in tensors for t in column]
     tensors = tensors._replace(grads=[torch.full_like(p, math.inf) for p in tensors.params])
-    horst_step(tensors, PLAIN, "fused", found_inf=torch.ones(1, device=device), grad_scale=torch.ones(1, device=device))
+    found_inf = torch.full((1,), found, device=device)
+    horst_step(tensors, PLAIN, "fused", found_inf=found_inf, grad_scale=torch.ones(1, device=device))
     after = [t for column in tensors._replace(grads=[torch.zeros_like(p) for p in tensors.params]) for t in column]
     for a, b in zip(before, after, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)

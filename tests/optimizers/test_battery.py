@@ -40,6 +40,7 @@ OPTIMIZERS: dict[str, Make] = {
     "horst_foreach": _horst({"foreach": True}),
     "horst_fused": _horst({"fused": True}),
     "horst_clamped": _horst({}, max_exponent=0.01, beta=0.1),
+    "horst_l1": _horst({}, l1=0.1),
     "ham": _ham({}),
     "ham_foreach": _ham({"foreach": True}),
     "ham_fused": _ham({"fused": True}),

@@ -17,14 +17,24 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from horst import HAM, HORST, compose
+from horst.optimizers.l1 import soft_threshold
 
 MAKE = {
     "horst": lambda p: HORST(p, lr=1e-2, weight_decay=0.1, beta=0.2),
     "horst_foreach": lambda p: HORST(p, lr=1e-2, weight_decay=0.1, foreach=True),
     "horst_fused": lambda p: HORST(p, lr=1e-2, fused=True),
+    "horst_l1": lambda p: HORST(p, lr=1e-2, l1=0.5),
     "ham": lambda p: HAM(p, lr=1e-2, alpha=20.0),
+    "adamw_soft_threshold": lambda p: _soft_thresholded(torch.optim.AdamW([{"params": p, "l1": 0.5}], lr=1e-2)),
     "composed_adamw": lambda p: compose(torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
 }
+
+
+def _soft_thresholded(optimizer):
+    soft_threshold(optimizer)
+    return optimizer
+
+
 if torch.cuda.is_available():  # these run on CPU tensors, where the kernel needs Triton's interpreter
     del MAKE["horst_fused"]
 
@@ -62,6 +72,8 @@ def sharded_training_equals_single(rank, folder):
             torch.testing.assert_close(full(p), q.detach(), rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
             state = optimizer.state[p]
             assert isinstance(state["exp_avg"], DTensor), name
+        zeros = sum(int((full(p) == 0).sum()) for p in model.parameters())
+        assert (zeros > 0) == ("l1" in optimizer.param_groups[0] and optimizer.param_groups[0]["l1"] > 0), name
 
 
 def checkpoint_continues_exactly(rank, folder):

@@ -8,6 +8,7 @@ from torch import nn
 
 from horst import HORST, param_groups
 from horst.optimizers.model_structure import parameter_kinds
+from horst.sparsity import find_layers
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,40 @@ def test_exclusions_by_kind_and_by_pattern(llama):
     assert "model.layers.0.self_attn.q_proj.weight" in mirrored
 
 
+@pytest.mark.parametrize("mirror", ["matrices", "blocks", "all"])
+def test_l1_is_for_the_matrices_that_pruning_prunes(gpt2, llama, deit, mirror):
+    for model in (gpt2, llama, deit):
+        groups = param_groups(model, weight_decay=0.1, alpha=5.0, mirror=mirror, l1=0.03)
+        pruned = {layer.name for layer in find_layers(model, "blocks")}
+        assert {r.name for r in groups.rows if r.l1} == pruned
+        chosen = {id(p): group for group in HORST(groups, l1=9.0).param_groups for p in group["params"]}
+        for name, p in model.named_parameters():  # the others say 0, whatever the optimizer's own default
+            assert chosen[id(p)]["l1"] == (0.03 if name in pruned else 0.0), name
+        without = param_groups(model, weight_decay=0.1, alpha=5.0, mirror=mirror)
+        for row, plain in zip(groups.rows, without.rows, strict=True):
+            assert (row.name, row.decay, row.mirror) == (plain.name, plain.decay, plain.mirror)
+
+
+def test_without_l1_the_groups_do_not_mention_it(gpt2):
+    for options in ({}, {"l1": 0.0}):
+        groups = param_groups(gpt2, weight_decay=0.1, alpha=5.0, **options)
+        assert all(set(group) == {"params", "weight_decay", "alpha", "beta"} for group in groups)
+        assert "l1" not in groups.table()
+
+
+def test_the_table_shows_l1_where_there_is_any(deit):
+    groups = param_groups(deit, weight_decay=0.1, alpha=5.0, l1=0.03)
+    lines = [line.split() for line in groups.table().splitlines()]
+    assert lines[0] == ["kind", "decay", "mirror", "l1", "tensors", "parameters"]
+    assert [line[:5] for line in lines if line[0] == "matrix"] == [
+        ["matrix", "yes", "yes", "-", "1"],  # the patches' embedding
+        ["matrix", "yes", "yes", "yes", "8"],
+    ]
+    every = groups.table(every_tensor=True).splitlines()
+    assert every[0].split() == ["name", "kind", "decay", "mirror", "l1", "shape"]
+    assert len(every) == 1 + len(list(deit.parameters()))
+
+
 def test_frozen_parameters_are_left_out():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].weight.requires_grad_(False)
@@ -131,6 +166,9 @@ def test_the_table_counts_every_parameter(deit):
     [
         ({"mirror": "matrix"}, ValueError, "'matrices', 'blocks', 'all', got 'matrix'"),
         ({"mirror": "blocks"}, ValueError, "no repeated blocks"),
+        ({"l1": 0.03}, ValueError, r"l1=0.03 found no repeated blocks in Linear.*Leave l1 out, and set group\['l1'\]"),
+        ({"l1": 0.03, "mirror": "blocks"}, ValueError, r"mirror='blocks' found no.*Use mirror='matrices'.*Leave l1"),
+        ({"l1": -0.1}, ValueError, "l1 must be a number of at least 0, got -0.1; use 0 for no penalty"),
         ({"no_decay": "embedding"}, TypeError, r"write \['embedding'\]"),
         ({"no_mirror": ["heads"]}, ValueError, "'heads', which is no kind"),
         ({"alpha": -1.0}, ValueError, "alpha"),

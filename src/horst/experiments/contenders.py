@@ -112,6 +112,7 @@ class Optimization:
             beta=beta,
             mirror="blocks" if factors else self.mirror,
             no_mirror=() if factors else self.no_mirror,
+            l1=self.proximal if name == "horst-proximal" else 0.0,
         )
         for group in groups:
             if self.decay == "all":
@@ -162,13 +163,8 @@ def _spred(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
     return _adamw(settings, model, name)
 
 
-def _horst_proximal(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    matrices, rest = _apart(settings.groups(model, name), model)
-    for group in matrices:
-        group["l1"] = settings.proximal
-    optimizer = HORST([*matrices, *rest], **settings.adam())
-    soft_threshold(optimizer)
-    return optimizer
+def _horst(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    return HORST(settings.groups(model, name), **settings.adam())
 
 
 def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
@@ -197,12 +193,12 @@ def _apart(groups: ParamGroups, model: nn.Module) -> tuple[list[dict[str, Any]],
 _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Name], Optimizer]] = {
     "adamw": _adamw,
     "ham": lambda settings, model, name: HAM(settings.groups(model, name), **settings.adam()),
-    "horst": lambda settings, model, name: HORST(settings.groups(model, name), **settings.adam()),
+    "horst": _horst,
     "hyperbolic": lambda settings, model, name: HyperbolicAdam(settings.groups(model, name), **settings.adam()),
     "muon": _muon,
     "horst-muon": _muon,
     "adamw-l1": _adamw_l1,
     "adamw-proximal": _adamw_proximal,
-    "horst-proximal": _horst_proximal,
+    "horst-proximal": _horst,
     "spred": _spred,
 }

@@ -26,6 +26,13 @@ class HORST(MirroredAdam):
     where :math:`\eta, \lambda, \epsilon, \alpha, \beta` are ``lr``, ``weight_decay``, ``eps``, ``alpha``, ``beta``, and
     ``betas`` are the decay rates of Adam's averages :math:`m` and :math:`v`.
 
+    With an ``l1`` above 0 the proximal step of an L1 penalty follows, which makes models that survive pruning,
+
+    .. math:: \theta_{k+1} \leftarrow \mathrm{sign}(\theta_{k+1}) \max(|\theta_{k+1}| - \eta \lambda_1, 0)
+
+    where :math:`\lambda_1` is ``l1``. Give it to the matrices that will be pruned, and not to norms, biases and
+    embeddings: ``horst.param_groups(model, ..., l1=0.03)`` does.
+
     ``alpha=0, beta=0`` is AdamW. The mirror step keeps a zero weight at zero, the AdamW step does not: apply masks
     after ``step``. The class treats every tensor it is given alike; :func:`horst.param_groups` decides which tensors go
     into a group with the mirror step.
@@ -44,6 +51,10 @@ class HORST(MirroredAdam):
             ``exp(max_exponent)``. None: no limit, as in the paper.
         max_scale: Weights beyond this size take the mirror step of a weight of this size: they grow in a line and not
             exponentially (:mod:`horst.kernels.bounded_mirror`). None: no bound, as in the paper.
+        l1: Every weight shrinks by ``lr * l1`` a step, to exactly zero in the end, apart from the gradient as with
+            ``weight_decay``. GPT-2 small was trained with 0.03 at ``lr`` 1e-3 for 6000 steps: a larger value prunes
+            further and costs dense quality. 0: no penalty, as in the paper. In bfloat16 use ``stochastic_rounding``,
+            which rounds this step too; rounding to the nearest loses it on all but the smallest weights.
         maximize: Ascend instead of descend.
         foreach: True insists on ``torch._foreach_*`` calls. None: choose the fastest backend available.
         fused: True insists on the fused kernel (one launch a group, no temporaries; CUDA). None: choose.
@@ -77,6 +88,7 @@ class HORST(MirroredAdam):
         beta: float = 0.0,
         max_exponent: float | None = None,
         max_scale: float | None = None,
+        l1: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -93,6 +105,7 @@ class HORST(MirroredAdam):
             beta=beta,
             max_exponent=max_exponent,
             max_scale=max_scale,
+            l1=l1,
             maximize=maximize,
             foreach=foreach,
             fused=fused,

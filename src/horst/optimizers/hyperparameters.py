@@ -27,6 +27,7 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
     check_number("weight_decay", group["weight_decay"], "use 0 for no decay")
     check_alpha(group["alpha"], "use 0 for plain AdamW")
     check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
+    check_number("l1", group["l1"], "use 0 for no penalty")
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"betas must be a pair of numbers such as (0.9, 0.999), got {betas!r}.")

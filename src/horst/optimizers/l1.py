@@ -2,6 +2,7 @@
 
 Both read the option ``l1`` of each group, so that it is scheduled and saved with the others; a group without it is left
 alone. They hang on the optimizer's hooks, which copies and pickles of an optimizer do not keep: call them again there.
+:class:`horst.HORST` and :class:`horst.HAM` have the soft threshold as an option of their own, and need neither.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.optim import Optimizer
+
+from horst.kernels.soft_threshold import soft_threshold_
+from horst.optimizers.together import Together
 
 __all__ = ["penalize_l1", "soft_threshold"]
 
@@ -34,6 +37,7 @@ def penalize_l1(optimizer: Optimizer) -> Any:
         >>> weight.detach()
         tensor([ 0.5000, -0.5000,  0.0000])
     """
+    _refuse_own_l1(optimizer, "penalize_l1")
     return optimizer.register_step_pre_hook(_add_subgradient)
 
 
@@ -57,6 +61,7 @@ def soft_threshold(optimizer: Optimizer) -> Any:
         >>> weight.detach()
         tensor([ 0.5000, -0.5000,  0.0000])
     """
+    _refuse_own_l1(optimizer, "soft_threshold")
     return optimizer.register_step_post_hook(_shrink)
 
 
@@ -75,7 +80,21 @@ def _add_subgradient(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[s
 def _shrink(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for group in optimizer.param_groups:
         if group.get("l1"):
-            threshold = float(group["lr"]) * group["l1"]
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.copy_(F.softshrink(p, threshold))
+            stepped = [p for p in group["params"] if p.grad is not None]
+            # of a DTensor this rank's shard: the threshold is elementwise
+            local = [p.to_local() if hasattr(type(p), "to_local") else p for p in stepped]
+            # a fused step under GradScaler may have been skipped on the device
+            soft_threshold_(local, group["lr"] * group["l1"], found_inf=getattr(optimizer, "found_inf", None))
+
+
+def _refuse_own_l1(optimizer: Optimizer, name: str) -> None:
+    if isinstance(optimizer, Together):
+        for part in optimizer.optimizers:
+            _refuse_own_l1(part, name)
+    elif "l1" in optimizer.defaults:
+        own = type(optimizer).__name__
+        raise ValueError(
+            f"{own} shrinks the weights of groups with an l1 itself, after every step, and {name} would penalise them "
+            f"twice. Leave {name} out: {own}(..., l1=0.03) is enough. Among optimizers that are put together, call it "
+            "on the others before."
+        )

@@ -12,7 +12,7 @@ import operator
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -22,8 +22,10 @@ from torch.optim.optimizer import ParamsT, StateDict
 from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.kernels.multi_tensor import LaunchCache
+from horst.kernels.soft_threshold import soft_threshold_
 from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
 from horst.optimizers.hyperparameters import check_adam_hyperparameters, warn_of_larger_lr
+from horst.optimizers.step_parts import Parts, local_shards, split
 
 __all__ = ["MirroredAdam"]
 
@@ -51,6 +53,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         beta: float,
         max_exponent: float | None,
         max_scale: float | None,
+        l1: float,
         maximize: bool,
         foreach: bool | None,
         fused: bool | None,
@@ -66,6 +69,7 @@ class MirroredAdam(Optimizer, abc.ABC):
             "beta": beta,
             "max_exponent": max_exponent,
             "max_scale": max_scale,
+            "l1": l1,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -164,6 +168,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
         self.__dict__.setdefault("_chosen", {})
         self._is_built = True
+        self.defaults.setdefault("l1", 0.0)  # a pickle from before the option existed
         for group in self.param_groups:
             for key, value in self.defaults.items():  # checkpoints from before an option existed
                 group.setdefault(key, value)
@@ -313,10 +318,10 @@ class MirroredAdam(Optimizer, abc.ABC):
         mirrored = self._choose_mirrored(group, tensors.params)
         masks = [self._masks.get(p) for p in tensors.params] if self._masks else None
         if set(map(type, tensors.params)) != {torch.nn.Parameter}:
-            tensors = _local_shards(tensors)
-        parts: _Parts = {(True, False): (tensors, None)}
+            tensors = local_shards(tensors)
+        parts: Parts = {(True, False): (tensors, None)}
         if masks is not None or not all(mirrored):
-            parts = _split(tensors, mirrored, masks or [None] * len(mirrored))
+            parts = split(tensors, mirrored, masks or [None] * len(mirrored))
         for (on, masked), (part, part_masks) in parts.items():
             beta1, beta2 = group["betas"]
             options = StepOptions(
@@ -342,6 +347,13 @@ class MirroredAdam(Optimizer, abc.ABC):
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
                 cache=self._launches[index, on, masked] if backend == "fused" else None,
+            )
+        if group["l1"]:
+            soft_threshold_(
+                tensors.params,
+                group["lr"] * group["l1"],
+                steps=tensors.steps if group["stochastic_rounding"] else None,
+                found_inf=getattr(self, "found_inf", None),
             )
 
     def _check_before_step(self, group: dict[str, Any]) -> None:
@@ -370,38 +382,3 @@ class MirroredAdam(Optimizer, abc.ABC):
             "max_scale, or use alpha='auto'.",
             stacklevel=4,
         )
-
-
-_Parts = dict[tuple[bool, bool], tuple[StepTensors, list[Tensor] | None]]
-
-
-def _split(tensors: StepTensors, mirrored: list[bool], masks: list[Tensor | None]) -> _Parts:
-    """The tensors and their masks by (gets the mirror step, has a mask): each part is one call."""
-    parts: _Parts = {}
-    for row, on, mask in zip(zip(*tensors, strict=True), mirrored, masks, strict=True):
-        if (on, mask is not None) not in parts:
-            parts[on, mask is not None] = (StepTensors([], [], [], [], []), None if mask is None else [])
-        part, part_masks = parts[on, mask is not None]
-        for column, tensor in zip(part, row, strict=True):
-            column.append(tensor)
-        if mask is not None and part_masks is not None:
-            part_masks.append(mask)
-    return parts
-
-
-def _local_shards(tensors: StepTensors) -> StepTensors:
-    """DTensors replaced by this rank's shard. The step is elementwise, so each rank updates what it holds."""
-    if not torch.distributed.is_available():
-        return tensors
-    from torch.distributed.tensor import DTensor
-
-    local = StepTensors([], [], [], [], [])
-    for p, g, m, v, step in zip(*tensors, strict=True):
-        row = [p, g, m, v, step]
-        if isinstance(p, DTensor):
-            # a gradient may be partial or sharded otherwise (tensor parallelism); the state follows its parameter
-            row[1:4] = [cast(DTensor, t).redistribute(p.device_mesh, p.placements) for t in (g, m, v)]
-            row = [t.to_local() if isinstance(t, DTensor) else t for t in row]
-        for column, tensor in zip(local, row, strict=True):
-            column.append(tensor)
-    return local

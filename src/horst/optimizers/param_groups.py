@@ -30,6 +30,7 @@ class ParamRow:
     kind: Kind
     decay: bool
     mirror: bool
+    l1: bool = False
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -40,7 +41,7 @@ class ParamGroups(list[dict[str, Any]]):
         self.rows = rows
 
     def table(self, every_tensor: bool = False) -> str:
-        """What gets decay and the mirror step, by kind or tensor by tensor.
+        """What gets decay, the mirror step and (where anything does) the L1 penalty, by kind or tensor by tensor.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
@@ -50,20 +51,22 @@ class ParamGroups(list[dict[str, Any]]):
             norm    -      -             2          16
             bias    -      -             2          10
         """
+        gets = ("decay", "mirror", "l1") if any(r.l1 for r in self.rows) else ("decay", "mirror")
+        marks = [tuple(_yes(getattr(r, name)) for name in gets) for r in self.rows]
         if every_tensor:
             lines = [
-                (r.name, r.kind, _yes(r.decay), _yes(r.mirror), "x".join(map(str, r.shape)) or "scalar")
-                for r in self.rows
+                (r.name, r.kind, *mark, "x".join(map(str, r.shape)) or "scalar")
+                for r, mark in zip(self.rows, marks, strict=True)
             ]
-            return _align([("name", "kind", "decay", "mirror", "shape"), *lines])
-        counts: dict[tuple[str, bool, bool], list[int]] = {}
-        for r in self.rows:
-            entry = counts.setdefault((r.kind, r.decay, r.mirror), [0, 0])
+            return _align([("name", "kind", *gets, "shape"), *lines])
+        counts: dict[tuple[str, ...], list[int]] = {}
+        for r, mark in zip(self.rows, marks, strict=True):
+            entry = counts.setdefault((r.kind, *mark), [0, 0])
             entry[0] += 1
             entry[1] += math.prod(r.shape)
         order = sorted(counts.items(), key=lambda item: (_KINDS.index(item[0][0]), item[0]))
-        body = [(k, _yes(d), _yes(m), f"{n:,}", f"{total:,}") for (k, d, m), (n, total) in order]
-        return _align([("kind", "decay", "mirror", "tensors", "parameters"), *body], right=("tensors", "parameters"))
+        body = [(*what, f"{n:,}", f"{total:,}") for what, (n, total) in order]
+        return _align([("kind", *gets, "tensors", "parameters"), *body], right=("tensors", "parameters"))
 
 
 def param_groups(
@@ -75,6 +78,7 @@ def param_groups(
     mirror: Mirror = "matrices",
     no_decay: Collection[str] = ("embedding", "position"),
     no_mirror: Collection[str] = (),
+    l1: float = 0.0,
 ) -> ParamGroups:
     """Groups for :class:`horst.HORST` (or any optimizer under :func:`horst.compose`) by what each parameter is for.
 
@@ -87,6 +91,7 @@ def param_groups(
       the rule of HAM's public code, and the default since the paper names none. ``"blocks"`` is the matrices inside the
       repeated blocks alone, which are what gets pruned. ``"all"`` takes norms, biases and vectors too: Algorithm 2 to
       the letter.
+    - L1 penalty, with ``l1`` above 0: the matrices inside the repeated blocks, whatever gets the mirror step.
 
     Frozen parameters are left out, tied ones appear once.
 
@@ -96,6 +101,8 @@ def param_groups(
         mirror: Which tensors get the mirror step.
         no_decay: Kinds, or patterns of names (``"*.q_proj.*"``), that get no decay after all.
         no_mirror: Kinds or patterns that get no mirror step after all, e.g. ``("embedding", "head")``.
+        l1: The strength of the penalty, for the optimizers that have it (HORST, HAM); others ignore it unless
+            :func:`horst.optimizers.l1.soft_threshold` is called on them. With 0 the groups do not mention it.
 
     Example:
         >>> from horst import HORST
@@ -113,16 +120,20 @@ def param_groups(
     check_number("weight_decay", weight_decay, "use 0 for no decay")
     check_alpha(alpha, "use 0 for no mirror step")
     check_number("beta", beta, "use 0 for none")
+    check_number("l1", l1, "use 0 for no penalty")
     if mirror not in get_args(Mirror):
         raise ValueError(f"mirror must be one of {', '.join(map(repr, get_args(Mirror)))}, got {mirror!r}.")
     for argument, rules in (("no_decay", no_decay), ("no_mirror", no_mirror)):
         if isinstance(rules, str):
             raise TypeError(f"{argument} is a list of kinds or patterns: write [{rules!r}], not {rules!r}.")
     blocks = block_prefixes(model)
-    if mirror == "blocks" and not blocks:
+    if not blocks and (mirror == "blocks" or l1):
+        argument = "mirror='blocks'" if mirror == "blocks" else f"l1={l1}"
+        advice = "Use mirror='matrices', with no_mirror for what to leave out." if mirror == "blocks" else ""
+        advice += " Leave l1 out, and set group['l1'] for the groups that shall shrink." if l1 else ""
         raise ValueError(
-            f"mirror='blocks' found no repeated blocks in {type(model).__name__} (items of one class in a ModuleList "
-            "or Sequential). Use mirror='matrices', with no_mirror for what to leave out."
+            f"{argument} found no repeated blocks in {type(model).__name__} (items of one class in a ModuleList "
+            f"or Sequential). {advice.strip()}"
         )
     kinds = parameter_kinds(model)
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -137,23 +148,23 @@ def param_groups(
                 )
 
     rows = []
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for raw_name, p in params.items():
         name, kind = clean_name(raw_name), kinds[raw_name]
         decays = kind not in _NEVER_DECAYED and not _applies(no_decay, name, kind)
-        if mirror == "blocks":
-            mirrors = kind == "matrix" and any(raw_name.startswith(prefix) for prefix in blocks)
-        else:
-            mirrors = mirror == "all" or kind not in _NEVER_DECAYED
+        is_block_matrix = kind == "matrix" and any(raw_name.startswith(prefix) for prefix in blocks)
+        mirrors = is_block_matrix if mirror == "blocks" else mirror == "all" or kind not in _NEVER_DECAYED
         mirrors = mirrors and not _applies(no_mirror, name, kind)
-        rows.append(ParamRow(name, tuple(p.shape), kind, decays, mirrors))
+        shrinks = l1 != 0 and is_block_matrix
+        rows.append(ParamRow(name, tuple(p.shape), kind, decays, mirrors, shrinks))
         group = groups.setdefault(
-            (decays, mirrors),
+            (shrinks, decays, mirrors),
             {
                 "params": [],
                 "weight_decay": weight_decay if decays else 0.0,
                 "alpha": alpha if mirrors else 0.0,
                 "beta": beta if mirrors else 0.0,
+                **({"l1": l1 if shrinks else 0.0} if l1 else {}),
             },
         )
         group["params"].append(p)

@@ -175,7 +175,7 @@ def horst_step_triton(
         launches = cache.plan((params, exp_avgs, exp_avg_sqs, steps, *more), grads, keep=not staged)
     for i in cache.empty:
         # no program visits it, but ranks must agree on the counter of a parameter with empty shards
-        steps[i].add_(1 if found_inf is None else 1 - found_inf.to(steps[i].device).view(()))
+        steps[i].add_(1 if found_inf is None else (found_inf == 0).to(steps[i]).view(()))
 
     lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, *_ = options
     for launch in launches:

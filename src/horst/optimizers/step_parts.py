@@ -1,0 +1,46 @@
+"""The tensors of a group cut to what one call of the step takes: this rank's shards, parts that are stepped alike."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from horst.kernels.horst_step import StepTensors
+
+__all__ = ["Parts", "local_shards", "split"]
+
+Parts = dict[tuple[bool, bool], tuple[StepTensors, list[Tensor] | None]]
+
+
+def split(tensors: StepTensors, mirrored: list[bool], masks: list[Tensor | None]) -> Parts:
+    """The tensors and their masks by (gets the mirror step, has a mask): each part is one call."""
+    parts: Parts = {}
+    for row, on, mask in zip(zip(*tensors, strict=True), mirrored, masks, strict=True):
+        if (on, mask is not None) not in parts:
+            parts[on, mask is not None] = (StepTensors([], [], [], [], []), None if mask is None else [])
+        part, part_masks = parts[on, mask is not None]
+        for column, tensor in zip(part, row, strict=True):
+            column.append(tensor)
+        if mask is not None and part_masks is not None:
+            part_masks.append(mask)
+    return parts
+
+
+def local_shards(tensors: StepTensors) -> StepTensors:
+    """DTensors replaced by this rank's shard. The step is elementwise, so each rank updates what it holds."""
+    if not torch.distributed.is_available():
+        return tensors
+    from torch.distributed.tensor import DTensor
+
+    local = StepTensors([], [], [], [], [])
+    for p, g, m, v, step in zip(*tensors, strict=True):
+        row = [p, g, m, v, step]
+        if isinstance(p, DTensor):
+            # a gradient may be partial or sharded otherwise (tensor parallelism); the state follows its parameter
+            row[1:4] = [cast(DTensor, t).redistribute(p.device_mesh, p.placements) for t in (g, m, v)]
+            row = [t.to_local() if isinstance(t, DTensor) else t for t in row]
+        for column, tensor in zip(local, row, strict=True):
+            column.append(tensor)
+    return local
