@@ -196,7 +196,9 @@ def test_mixed_dtypes_in_one_list(backend, device):
 def test_fused_skips_everything_when_the_scaler_found_inf(device, found):
     tensors = make_tensors(torch.float32, device)
     empty = torch.zeros(0, device=device)
-    tensors = StepTensors(*([*column, empty.clone()] for column in tensors[:4]), [*tensors[4], torch.tensor(3.0, device=device)])
+    tensors = StepTensors(
+        *([*column, empty.clone()] for column in tensors[:4]), [*tensors[4], torch.tensor(3.0, device=device)]
+    )
     before = [t.clone() for column in tensors for t in column]
     tensors = tensors._replace(grads=[torch.full_like(p, math.inf) for p in tensors.params])
     found_inf = torch.full((1,), found, device=device)
