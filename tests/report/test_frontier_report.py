@@ -14,16 +14,16 @@ from horst.experiments import frontier_vision
 from horst.experiments.contenders import Name
 from horst.experiments.recipes import RECIPES
 from horst.experiments.result import Result
-from horst.report import frontier_sections
-from horst.report.frontier_cells import best, cells_of
-from horst.report.frontier_figures import (
+from horst.report.frontier import sections as frontier_sections
+from horst.report.frontier.cells import best, cells_of
+from horst.report.frontier.figures import (
     CROPPED,
     quality_against_product,
     tuned_against_sparsity,
     weights_against_product,
 )
-from horst.report.frontier_headline import free_sparsity, free_table, sparse_against_dense_table
-from horst.report.frontier_tables import (
+from horst.report.frontier.headline import free_sparsity, free_table, sparse_against_dense_table
+from horst.report.frontier.tables import (
     auto_table,
     auto_words,
     contenders_table,

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from horst.experiments.result import Result
-from horst.report.frontier_page import gpt2_table
+from horst.report.frontier.page import gpt2_table
 from horst.report.tables import parse
 from horst.report.transformer_tables import methods_table, one_shot_table
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.extras import load_extra
-from horst.report import frontier_page, how_it_works
+from horst.report import how_it_works
 from horst.report.figures import save_figure
+from horst.report.frontier import page as frontier_page
 from horst.report.quickstart_tables import language_table, vision_table
 from horst.report.tables import markdown, number, origin, rewrite_blocks
 from horst.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions

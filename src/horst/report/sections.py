@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horst.experiments.result import Result
-from horst.report import frontier_sections, geometry, pages, transformer_sections
+from horst.report import geometry, pages, transformer_sections
 from horst.report.document import Content, Figure, Section, Table, blamed
 from horst.report.figures import FIGURES
+from horst.report.frontier import sections as frontier_sections
 from horst.report.tables import markdown
 
 Source = tuple[pathlib.Path, Result]

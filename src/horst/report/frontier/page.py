@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horst.experiments.result import Result
-from horst.report.frontier_figures import quality_against_product, tuned_against_sparsity, weights_against_product
-from horst.report.frontier_headline import free_table, sparse_against_dense_table
-from horst.report.frontier_tables import (
+from horst.report.frontier.figures import quality_against_product, tuned_against_sparsity, weights_against_product
+from horst.report.frontier.headline import free_table, sparse_against_dense_table
+from horst.report.frontier.tables import (
     auto_table,
     auto_words,
     contenders_table,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from horst.experiments.result import Result
-from horst.report.frontier_cells import (
+from horst.report.frontier.cells import (
     CONTENDERS,
     Cell,
     at,

@@ -9,7 +9,7 @@ from typing import Any
 from horst.experiments.result import Result
 from horst.extras import load_extra
 from horst.report.figures import new_figure
-from horst.report.frontier_cells import (
+from horst.report.frontier.cells import (
     Cell,
     at,
     best,
@@ -21,7 +21,7 @@ from horst.report.frontier_cells import (
     of,
     one_way,
 )
-from horst.report.frontier_headline import contenders, dense_adamw, models
+from horst.report.frontier.headline import contenders, dense_adamw, models
 from horst.report.transformer_figures import COLOURS, STYLES
 
 LEVELS = (0.0, 0.5, 0.7)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from horst.experiments.result import Result
-from horst.report.frontier_cells import (
+from horst.report.frontier.cells import (
     CONTENDERS,
     IDENTITY,
     Cell,

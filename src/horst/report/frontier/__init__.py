@@ -1,0 +1,1 @@
+"""Tables and figures of the frontier studies, which go beyond the paper."""
