@@ -141,6 +141,7 @@ def worker(rank, port, folder, names):
     try:
         for name in names:
             globals()[name](rank, folder)
+        dist.barrier()  # on a busy machine a rank that leaves while the other is still talking aborts it
     finally:
         dist.destroy_process_group()
 

@@ -99,14 +99,28 @@ def test_where_auto_is_worse_than_alpha_5_is_marked(frontier):
     worse = changed(language, lambda row: {"perplexity": 1.1 * five}, optimizer="horst", alpha="auto", **here)
     marked = [line[-1] for line in lines_of(auto_table([worse]), "") if line[-1] not in ("", "nowhere")]
     assert marked == ["70%: 10.0%"]
-    assert "in 1 of 50 cells: width 128, 400 steps, lr 0.008, 70%. With every seed it is so in 1. " in auto_words(
-        [worse]
-    )
+    words = auto_words([worse])
+    assert "in 1 of 50 cells: width 128, 400 steps, lr 0.008, 70%. With every seed it is so in 1, " in words
+    assert "by more than twice the standard error in 1. " in words
+    noisy = {0: 0.5 * five, 1: 1.6 * five}
+    worse = changed(language, lambda row: {"perplexity": noisy[row["seed"]]}, optimizer="horst", alpha="auto", **here)
+    assert "With every seed it is so in 0, by more than twice the standard error in 0. " in auto_words([worse])
     del here["sparsity"]
     worse = changed(language, lambda row: {"perplexity": 99.0}, optimizer="horst", alpha="auto", **here)
     words = auto_words([worse])
     assert "in 5 of 50 cells: width 128, 400 steps, lr 0.008, dense, 50%, 60%, 70%, 80%. With every" in words
-    assert "With every seed it is so in 5. It is" in words
+    assert "With every seed it is so in 5, by more than twice the standard error in 5. It is" in words
+
+
+def test_the_longer_runs_have_the_contenders_that_trained_so_long(frontier):
+    columns, lines = parse(contenders_table([frontier["frontier_language"]], steps=1600))
+    assert [line[0] for line in lines] == ["AdamW", "HORST", "HORST, auto", "proximal AdamW", "proximal HORST, auto"]
+    thresholds = {line[0]: line[1] for line in lines}
+    assert thresholds["proximal HORST, auto"] == thresholds["proximal AdamW"] == "threshold over lr and lr"
+    own = {"optimizer": "horst-proximal", "steps": 1600, "sparsity": 0.7}
+    lucky = changed(frontier["frontier_language"], lambda row: {"perplexity": 2.0}, **own, lr=2e-3, strength=0.1)
+    (line,) = [x for x in parse(contenders_table([lucky], steps=1600))[1] if x[0] == "proximal HORST, auto"]
+    assert line[columns.index("70%")] == "2.00 ± 0.00 (0.1†, lr 0.002)"
 
 
 def test_where_auto_is_worse_in_accuracy_is_marked_in_points(frontier):

@@ -64,6 +64,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_vision_auto": ((_VISION,), auto_table_and_words),
     "frontier_training_methods": ((_VISION,), training_methods_table),
     "frontier_contenders": ((_COMPOSITIONS, _LANGUAGE), contenders_table),
+    "frontier_contenders_long": ((_LANGUAGE,), functools.partial(contenders_table, steps=1600)),
     "frontier_pruning": ((_COMPOSITIONS,), pruning_table),
     "frontier_tensors": ((_COMPOSITIONS,), tensors_table),
 }

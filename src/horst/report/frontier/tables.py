@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from horst.experiments.result import Result
@@ -60,12 +61,13 @@ def auto_table(results: Sequence[Result]) -> str:
 def auto_words(results: Sequence[Result]) -> str:
     """How often HORST's own rule is behind alpha 5 and ahead of AdamW at its best, over the cells of the table."""
     cells = one_way(results)
-    compared, behind, always, where, beaten, beside = 0, 0, 0, [], 0, 0
+    compared, behind, always, clearly, where, beaten, beside = 0, 0, 0, 0, [], 0, 0
     for given, own in by_budget(cells).items():
         for lr in _rates(own):
             found = _behind(own, lr)
             behind += len(found)
             always += sum(_behind_with_every_seed(own, lr, level) for level in found)
+            clearly += sum(_behind_beyond_noise(own, lr, level) for level in found)
             where += [f"{budget_words(given)}, lr {lr:g}, {', '.join(level_names(found))}"] if found else []
             compared += sum(1 for level in levels_of(own) if _pair(own, lr, level) is not None)
             for level in levels_of(own):
@@ -74,9 +76,10 @@ def auto_words(results: Sequence[Result]) -> str:
                 if auto is not None and adamw is not None:
                     beside += 1
                     beaten += auto.cost < adamw.cost
+    words = f"With every seed it is so in {always}, by more than twice the standard error in {clearly}. "
     return (
         f"By the mean over seeds, auto is worse than alpha 5 in {behind} of {compared} cells{': ' if where else ''}"
-        f"{'; '.join(where)}. {f'With every seed it is so in {always}. ' if where else ''}"
+        f"{'; '.join(where)}. {words if where else ''}"
         f"It is better than AdamW at AdamW's best learning rate and weight decay in {beaten} of {beside}."
     )
 
@@ -105,13 +108,14 @@ def tuned_table(results: Sequence[Result]) -> str:
     return markdown([f"best {cells[0].measure.name}", "optimizer", *level_names(levels)], lines)
 
 
-def contenders_table(results: Sequence[Result]) -> str:
+def contenders_table(results: Sequence[Result], steps: int | None = None) -> str:
     """Every contender at its best strength and learning rate, pruned by magnitude; of AdamW, the best decay too.
 
     Args:
         results: Of frontier_compositions, and if wanted of frontier_language, which has AdamW with other decays.
+        steps: Of the runs to show; none is the budget of the first.
     """
-    cells = _same_budget(results)
+    cells = _same_budget(results) if steps is None else at(one_way(results), steps=steps)
     levels = levels_of(cells)
     lines = []
     for optimizer in dict.fromkeys(cell.row["optimizer"] for cell in cells):
@@ -217,6 +221,17 @@ def _behind_with_every_seed(cells: Sequence[Cell], lr: float, level: float) -> b
     return all(
         auto[seed] is None or (five[seed] is not None and cost(auto[seed]) > cost(five[seed])) for seed in shared
     )
+
+
+def _behind_beyond_noise(cells: Sequence[Cell], lr: float, level: float) -> bool:
+    """Whether the mean of HORST's own rule is behind alpha 5's by more than twice the difference's standard error."""
+    pair = _pair(cells, lr, level)
+    assert pair is not None
+    auto, five = pair
+    if auto.broken or five.broken or min(len(auto.rows), len(five.rows)) < 2:
+        return auto.cost > five.cost
+    error = math.sqrt(sum(statistics.variance(cell.values()) / len(cell.rows) for cell in pair))
+    return auto.cost - five.cost > 2 * error
 
 
 def _behind(cells: Sequence[Cell], lr: float) -> dict[float, str]:
