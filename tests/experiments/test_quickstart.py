@@ -42,12 +42,15 @@ def test_both_optimizers_get_the_same_runs_and_the_zeros_are_exact(whole):
     result, _, _ = whole
     for part, keys in (("language", ("seed", "sparsity")), ("vision", ("seed", "sparsity", "lr"))):
         rows = [row for row in result.rows if row["part"] == part]
-        adamw, horst = (
-            [tuple(row[key] for key in keys) for row in rows if row["optimizer"] == name] for name in ("adamw", "horst")
+        adamw, *others = (
+            [tuple(row[key] for key in keys) for row in rows if row["optimizer"] == name]
+            for name in dict.fromkeys(row["optimizer"] for row in rows)
         )
-        assert adamw == horst != []
+        assert all(adamw == other != [] for other in others)
+        assert len(others) == (2 if part == "language" else 1)
     for row in result.rows:
-        assert row["alpha"] == (5.0 if row["optimizer"] == "horst" else 0.0)
+        assert row["alpha"] == {"adamw": 0.0, "horst": 5.0, "horst-proximal": "auto"}[row["optimizer"]]
+        assert row.get("threshold") == (0.1 if row["optimizer"] == "horst-proximal" else None)
         if row["part"] == "vision":
             assert row["zeros"] == math.floor(0.9 * row["masked_weights"])
         else:
@@ -58,10 +61,11 @@ def test_both_optimizers_get_the_same_runs_and_the_zeros_are_exact(whole):
 def test_a_whole_run_shows_its_progress_leaves_no_files_and_makes_a_page(whole, tmp_path):
     result, lines, folder = whole
     assert [line for line in lines if line.startswith("[")] == [
-        "[1/4] GPT with AdamW, seed 0",
-        "[2/4] GPT with HORST, seed 0",
-        "[3/4] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
-        "[4/4] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
+        "[1/5] GPT with AdamW, seed 0",
+        "[2/5] GPT with HORST, seed 0",
+        "[3/5] GPT with proximal HORST, seed 0",
+        "[4/5] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
+        "[5/5] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
     ]
     assert not is_partial(result)
     assert list(folder.iterdir()) == []
@@ -100,21 +104,21 @@ def interrupt_at(monkeypatch, run_number, step):
 
 def test_an_interrupted_run_reports_what_it_has_and_goes_on_where_it_stopped(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_number=3, step=2)
+        interrupt_at(patch, run_number=4, step=2)
         lines = []
         result = run(tiny(tmp_path), lines.append)
-    assert lines[-1] == "Interrupted after 2 of 4 runs. The same command goes on from here."
+    assert lines[-1] == "Interrupted after 3 of 5 runs. The same command goes on from here."
     assert is_partial(result)
-    assert result.notes[0] == "Partial: interrupted after 2 of 4 runs."
+    assert result.notes[0] == "Partial: interrupted after 3 of 5 runs."
     assert {row["part"] for row in result.rows} == {"language"}
     page = html.build([result.save(tmp_path / "part.json")], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "This result is partial: 2 of 4 runs" in page
+    assert "This result is partial: 3 of 5 runs" in page
 
     steps = []
     train_step = Run.train_step
     monkeypatch.setattr(Run, "train_step", lambda self, *batch: (steps.append(self.step), train_step(self, *batch)))
     again = run(tiny(tmp_path), silent)
-    assert steps[0] == 2  # of the third run; the first two are not made again
+    assert steps[0] == 2  # of the fourth run; the first three are not made again
     assert not is_partial(again)
     assert without_times(again.rows) == without_times(whole[0].rows)
 
@@ -134,7 +138,7 @@ def test_ctrl_c_between_the_runs_keeps_the_rows(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     result = run(tiny(tmp_path), stop_before_the_second)
-    assert result.curves["runs"] == {"done": 1, "planned": 4}
+    assert result.curves["runs"] == {"done": 1, "planned": 5}
     assert {row["optimizer"] for row in result.rows} == {"adamw"}
     html.build([result.save(tmp_path / "part.json")], tmp_path / "report.html")
 
@@ -166,6 +170,7 @@ def test_held_out_files_are_not_trained_on(tmp_path):
         ("sparsities", (0.5, 90.0), "sparsities must lie in .* Give a fraction"),
         ("vision_sparsity", math.nan, "sparsities must lie in"),
         ("lr", -1.0, "learning rates must be positive"),
+        ("l1", -0.1, "l1 must be at least 0"),
         ("vision_lrs", (math.inf,), "learning rates must be positive"),
     ],
 )
@@ -185,6 +190,11 @@ def test_at_full_size_horst_is_ahead_where_the_readme_says_so(tmp_path):
     result = run(Config(directory=tmp_path), silent)
     changes = quickstart_tables.language_changes(result)
     assert all(changes[level] < 0 for level in (0.0, 0.5, 0.6, 0.7, 0.8))
+    proximal = quickstart_tables.language_changes(result, "horst-proximal")
+    assert all(proximal[level] < changes[level] for level in proximal)
+    dense = [row["perplexity"] for row in result.rows if row["optimizer"] == "adamw" and row.get("sparsity") == 0.0]
+    pruned = [r["perplexity"] for r in result.rows if r["optimizer"] == "horst-proximal" and r["sparsity"] == 0.8]
+    assert statistics.mean(pruned) < statistics.mean(dense)
     points = quickstart_tables.vision_points(result)
     assert points[5e-3] > 5
     accuracies = [row["top1"] for row in result.rows if row["part"] == "vision" and row["lr"] == 2e-2]

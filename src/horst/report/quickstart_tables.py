@@ -8,10 +8,11 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.report.tables import markdown
-from horst.report.transformer_tables import contender, spread
+from horst.report.transformer_tables import LABELS, contender, spread
 
 Row = dict[str, Any]
-Pairs = dict[Any, tuple[list[float], list[float]]]  # AdamW's and HORST's numbers, by what sets them apart
+Pairs = dict[Any, tuple[list[float], list[float]]]  # AdamW's and another's numbers, by what sets them apart
+OTHERS = ("horst", "horst-proximal")
 
 
 def rows_of(result: Result, part: str) -> list[Row]:
@@ -20,16 +21,18 @@ def rows_of(result: Result, part: str) -> list[Row]:
 
 
 def language_table(results: Sequence[Result]) -> str:
-    """Perplexity by optimizer and sparsity, over the seeds, and the difference of the means."""
+    """Perplexity by optimizer and sparsity, over the seeds, and the differences of the means."""
     rows = rows_of(results[0], "language")
     levels = sorted({row["sparsity"] for row in rows})
     lines = [
         [name, *(spread([row["perplexity"] for row in own if row["sparsity"] == level], ".2f") for level in levels)]
         for name, own in _by_contender(rows).items()
     ]
-    change = language_changes(results[0])
-    if change:
-        lines.append(["difference of the means", *(f"{change[level]:+.1%}" for level in levels)])
+    for name in OTHERS:
+        change = language_changes(results[0], name)
+        if change:
+            words = [f"{change[level]:+.1%}" if level in change else "" for level in levels]
+            lines.append([f"{LABELS[name]} against AdamW", *words])
     return markdown(["perplexity a byte", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
 
 
@@ -44,13 +47,13 @@ def vision_table(results: Sequence[Result]) -> str:
     lines = [[name, *(spread(v, ".1f") if v else "" for v in values)] for name, values in cells.items()]
     points = vision_points(results[0])
     if points:
-        lines.append(["difference in points", *(f"{points[lr]:+.1f}" if lr in points else "" for lr in rates)])
+        lines.append(["HORST against AdamW, points", *(f"{points[lr]:+.1f}" if lr in points else "" for lr in rates)])
     return markdown(["accuracy in %", *(f"learning rate {lr:g}" for lr in rates)], lines)
 
 
-def language_changes(result: Result) -> dict[float, float]:
-    """By sparsity: HORST's mean perplexity over AdamW's, less one. Seeds that both have."""
-    return {level: mean(horst) / mean(adamw) - 1 for level, (adamw, horst) in _perplexities(result).items()}
+def language_changes(result: Result, name: str = "horst") -> dict[float, float]:
+    """By sparsity: an optimizer's mean perplexity over AdamW's, less one. Seeds that both have."""
+    return {level: mean(own) / mean(adamw) - 1 for level, (adamw, own) in _perplexities(result, name).items()}
 
 
 def vision_points(result: Result) -> dict[float, float]:
@@ -60,13 +63,17 @@ def vision_points(result: Result) -> dict[float, float]:
 
 def language_words(result: Result) -> str:
     """What the language table says."""
-    pairs, change = _perplexities(result), language_changes(result)
-    if not change:
-        return "No language model of both optimizers is done yet."
+    found = [words for name in OTHERS if (words := _language_words(result, name))]
+    return " ".join(found) or "No language model of both optimizers is done yet."
+
+
+def _language_words(result: Result, name: str) -> str:
+    pairs, change = _perplexities(result, name), language_changes(result, name)
     parts = [
         f"{change[level]:+.1%} {f'at {level:.0%}' if level else 'dense'}{_doubt(*pairs[level])}" for level in change
     ]
-    return f"HORST's mean perplexity against AdamW's{_seeds(pairs)}: {', '.join(parts)}."
+    label = LABELS[name][0].upper() + LABELS[name][1:]
+    return f"{label}'s mean perplexity against AdamW's{_seeds(pairs)}: {', '.join(parts)}." if parts else ""
 
 
 def vision_words(result: Result) -> str:
@@ -94,25 +101,25 @@ def _doubt(adamw: list[float], horst: list[float]) -> str:
     return " (within the spread over seeds)" if within else ""
 
 
-def _perplexities(result: Result) -> Pairs:
-    return _pairs(rows_of(result, "language"), "sparsity", "perplexity")
+def _perplexities(result: Result, name: str) -> Pairs:
+    return _pairs(rows_of(result, "language"), "sparsity", "perplexity", name)
 
 
 def _accuracies(result: Result) -> Pairs:
-    return _pairs(rows_of(result, "vision"), "lr", "top1")
+    return _pairs(rows_of(result, "vision"), "lr", "top1", "horst")
 
 
-def _pairs(rows: list[Row], key: str, quality: str) -> Pairs:
-    """By ``key``: the quality of AdamW and of HORST, for the seeds that both have."""
+def _pairs(rows: list[Row], key: str, quality: str, other: str) -> Pairs:
+    """By ``key``: the quality of AdamW and of another, for the seeds that both have."""
     found: Pairs = {}
     for value in sorted({row[key] for row in rows}):
-        adamw, horst = (
+        adamw, own = (
             {row["seed"]: row[quality] for row in rows if row[key] == value and row["optimizer"] == name}
-            for name in ("adamw", "horst")
+            for name in ("adamw", other)
         )
-        seeds = sorted(set(adamw) & set(horst))
+        seeds = sorted(set(adamw) & set(own))
         if seeds:
-            found[value] = [adamw[seed] for seed in seeds], [horst[seed] for seed in seeds]
+            found[value] = [adamw[seed] for seed in seeds], [own[seed] for seed in seeds]
     return found
 
 
