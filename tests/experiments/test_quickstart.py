@@ -54,7 +54,9 @@ def test_both_optimizers_get_the_same_runs_and_the_zeros_are_exact(whole):
         if row["part"] == "vision":
             assert row["zeros"] == math.floor(0.9 * row["masked_weights"])
         else:
-            assert row["sparsity_of_pruned_layers"] == pytest.approx(row["sparsity"], abs=1e-4)
+            # a soft threshold makes zeros before anything is pruned
+            least = row["optimizer"] == "horst-proximal" and not row["sparsity"]
+            assert row["sparsity_of_pruned_layers"] == pytest.approx(row["sparsity"], abs=0.05 if least else 1e-4)
             assert math.isfinite(row["perplexity"])
 
 

@@ -98,6 +98,8 @@ def quickstart(results: Sequence[Result]) -> Content:
             f"{theirs['horst'][0]:g} to {theirs['horst'][1]:g} with HORST."
         )
         caption = f"Perplexity of the GPT on held-out files after one-shot pruning; less is better. {SPREAD}"
+        if any(row["optimizer"] == "horst-proximal" for row in language):
+            caption += " Proximal HORST, a soft threshold after each step, is not the paper's."
         tables.append(Table.of(caption, quickstart_tables.language_table(results)))
         figures += [
             Figure(
