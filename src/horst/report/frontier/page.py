@@ -23,6 +23,7 @@ from horst.report.transformer_tables import acdc_table, methods_table
 
 _LANGUAGE = "results/transformers/frontier_language.json"
 _VISION = "results/transformers/frontier_vision.json"
+_VISION_SHORT_MEMORY = "results/transformers/frontier_vision_beta2_0.95.json"
 _COMPOSITIONS = "results/transformers/frontier_compositions.json"
 _RATE_OF_A_TENTH = "results/transformers/rate_of_0.1"
 _GPT2 = tuple(f"results/transformers/table6_gpt2_{name}.json" for name in ("wikipedia", "adamw", "auto", "proximal"))
@@ -62,7 +63,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_tuned": ((_LANGUAGE,), tuned_table),
     "frontier_vision_headline": ((_VISION,), sparse_against_dense_table),
     "frontier_vision_auto": ((_VISION,), auto_table_and_words),
+    "frontier_vision_short_memory": ((_VISION_SHORT_MEMORY,), sparse_against_dense_table),
+    "frontier_vision_short_memory_auto": ((_VISION_SHORT_MEMORY,), auto_table_and_words),
     "frontier_training_methods": ((_VISION,), training_methods_table),
+    "frontier_training_methods_short_memory": ((_VISION_SHORT_MEMORY,), training_methods_table),
     "frontier_contenders": ((_COMPOSITIONS, _LANGUAGE), contenders_table),
     "frontier_contenders_long": ((_LANGUAGE,), functools.partial(contenders_table, steps=1600)),
     "frontier_pruning": ((_COMPOSITIONS,), pruning_table),
