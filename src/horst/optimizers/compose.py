@@ -18,6 +18,7 @@ from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
 from horst.optimizers.hyperparameters import check_alpha, check_max_scale, check_number, warn_of_larger_lr
 from horst.optimizers.mirrored_adam import MirroredAdam
+from horst.optimizers.step_parts import own_parts
 
 __all__ = ["Mirrored", "compose"]
 
@@ -275,7 +276,7 @@ class Mirrored(Optimizer):
             # with a closure, gradients appear only in the step
             params = [p for p in group["params"] if p.grad is not None or closure is not None]
             if params and (group["mirror_alpha"] != 0 or group["mirror_beta"] != 0):
-                before = list(torch._foreach_mul(_local(params), 1.0))  # a copy of each, made by few calls
+                before = list(torch._foreach_mul(own_parts(params), 1.0))  # a copy of each, made by few calls
                 # read before the step, in case the optimizer schedules itself
                 shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
                 options = MirrorOptions(
@@ -292,7 +293,7 @@ class Mirrored(Optimizer):
                 stepped = [(p, old) for p, old in zip(params, before, strict=True) if p.grad is not None]
                 params, before = [p for p, _ in stepped], [old for _, old in stepped]
             if params:
-                weights = _local(params)
+                weights = own_parts(params)
                 backend = choose_backend(weights, foreach=None, fused=None)
                 mirror_step(weights, before, options, backend, self._launches[i])
         return loss
@@ -312,10 +313,3 @@ def _restored_on_error(base: Optimizer, groups: list[dict[str, Any]]) -> Iterato
         param_groups[:] = members
         base.param_groups, base.state = param_groups, state
         raise
-
-
-def _local(params: list[Tensor]) -> list[Tensor]:
-    """This rank's shards of DTensors, other tensors as they are; the mirror step is elementwise."""
-    if set(map(type, params)) <= {torch.nn.Parameter}:
-        return params
-    return [p.to_local() if hasattr(type(p), "to_local") else p for p in params]  # type: ignore[attr-defined]

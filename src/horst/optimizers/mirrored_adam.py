@@ -25,7 +25,7 @@ from horst.kernels.multi_tensor import LaunchCache
 from horst.kernels.soft_threshold import soft_threshold_
 from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
 from horst.optimizers.hyperparameters import check_adam_hyperparameters, warn_of_larger_lr
-from horst.optimizers.step_parts import Parts, local_shards, split
+from horst.optimizers.step_parts import Parts, local_shards, own_parts, split
 
 __all__ = ["MirroredAdam"]
 
@@ -186,7 +186,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         for p, mask in masks.items():
             if id(p) not in known:
                 raise ValueError(f"a mask of shape {tuple(p.shape)} is for a parameter that is not in this optimizer.")
-            local = p.to_local() if hasattr(type(p), "to_local") else p  # type: ignore[attr-defined]
+            (local,) = own_parts([p])
             if mask is not None and (mask.dtype is not torch.bool or mask.shape != local.shape):
                 raise ValueError(
                     f"a mask must be a boolean tensor shaped like its weight {tuple(local.shape)}, got {mask.dtype} of "

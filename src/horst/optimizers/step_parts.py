@@ -9,7 +9,7 @@ from torch import Tensor
 
 from horst.kernels.horst_step import StepTensors
 
-__all__ = ["Parts", "local_shards", "split"]
+__all__ = ["Parts", "local_shards", "own_parts", "split"]
 
 Parts = dict[tuple[bool, bool], tuple[StepTensors, list[Tensor] | None]]
 
@@ -44,3 +44,10 @@ def local_shards(tensors: StepTensors) -> StepTensors:
         for column, tensor in zip(local, row, strict=True):
             column.append(tensor)
     return local
+
+
+def own_parts(params: list[Tensor]) -> list[Tensor]:
+    """This rank's shards of DTensors, other tensors as they are: for steps that look at the weights alone."""
+    if set(map(type, params)) <= {torch.nn.Parameter}:
+        return params
+    return [p.to_local() if hasattr(type(p), "to_local") else p for p in params]  # type: ignore[attr-defined]
