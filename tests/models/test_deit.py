@@ -89,16 +89,29 @@ def test_patches_share_the_convolutions_parameters():
     assert patch.bias is conv.bias
 
 
-def test_both_attentions_are_one_function():
-    fused = build_deit(SMALL).double()
-    matmul = build_deit(dataclasses.replace(SMALL, attention="matmul")).double()
-    matmul.load_state_dict(fused.state_dict())
-    x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
-    for model in (fused, matmul):
+@pytest.mark.parametrize(
+    ("attention", "dtype"), [("matmul", torch.float64), ("short", torch.float64), ("short", torch.float32)]
+)
+def test_all_attentions_are_one_function(attention, dtype, device):
+    fused = build_deit(SMALL).to(device, dtype)
+    other = build_deit(dataclasses.replace(SMALL, attention=attention)).to(device, dtype)
+    other.load_state_dict(fused.state_dict())
+    x = torch.randn(3, 3, 8, 8, dtype=dtype, device=device)
+    for model in (fused, other):
         model(x).square().sum().backward()
-    assert_close(matmul(x), fused(x))
-    for (name, p), q in zip(matmul.named_parameters(), fused.parameters(), strict=True):
+    assert_close(other(x), fused(x))
+    for (name, p), q in zip(other.named_parameters(), fused.parameters(), strict=True):
         assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_short_attention_is_for_few_tokens_and_knows_no_masks():
+    with pytest.raises(ValueError, match=r"at most 128 tokens .* got 197 and 64"):
+        DeiTConfig(attention="short")
+    with pytest.raises(ValueError, match="at most 128 wide, got 17 and 192"):
+        dataclasses.replace(SMALL, attention="short", width=192, heads=1)
+    model = build_deit(dataclasses.replace(SMALL, attention="short"))
+    with pytest.raises(ValueError, match="no masks"):
+        model.blocks[0].attn(torch.zeros(1, 17, 16), attn_mask=torch.ones(17, 17))
 
 
 @pytest.mark.parametrize("attention", ["fused", "matmul"])
@@ -173,7 +186,7 @@ def test_a_model_is_pickled():
         ({"drop_path": 1.0}, r"drop_path must lie in \[0, 1\), got 1.0"),
         ({"depth": 0}, "depth must be at least 1, got 0"),
         ({"mlp_ratio": 0.0}, "mlp_ratio must be positive"),
-        ({"attention": "flash"}, "attention must be one of fused, matmul, got 'flash'"),
+        ({"attention": "flash"}, "attention must be one of fused, matmul, short, got 'flash'"),
         ({"residual": "bf16"}, "residual must be one of float32, autocast, got 'bf16'"),
     ],
 )

@@ -18,6 +18,12 @@ _IS_CUDA = operator.attrgetter("is_cuda")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None  # found, not imported: that takes half a second
 
 
+def runs_kernels(tensor: Tensor) -> bool:
+    """Whether a Triton kernel runs where this tensor is. Dynamo sees through it."""
+    interpreting = os.environ.get("TRITON_INTERPRET") == "1"
+    return _HAS_TRITON and (tensor.is_cuda or (interpreting and tensor.is_cpu))
+
+
 def why_not_fused(params: Sequence[Tensor]) -> str | None:
     """The reason why a fused kernel cannot run on these parameters, or None when it can."""
     if not _HAS_TRITON:

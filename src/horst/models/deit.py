@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horst.extras import load_extra
+from horst.kernels.short_attention import MAX_HEAD_WIDTH, MAX_TOKENS, short_attention
 from horst.models.gelu import GELU
 from horst.models.residual import AutocastPrecision, Residual
 
-Attention = Literal["fused", "matmul"]
+Attention = Literal["fused", "matmul", "short"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class DeiTConfig:
             over the patches, and the number of tokens stays that of the patches: 64 instead of 65 for 32 x 32 images in
             patches of 4, a multiple of the tiles that GPUs compute in.
         attention: ``"fused"`` is PyTorch's ``scaled_dot_product_attention``; ``"matmul"`` writes the scores out for
-            the compiler to fuse: worth trying where tokens are few.
+            the compiler to fuse; ``"short"`` is a kernel for at most 128 tokens, :mod:`horst.kernels.short_attention`.
         residual: The precision of what runs from block to block under autocast. ``"float32"`` is what adding float32
             position embeddings gives; ``"autocast"`` is autocast's own, half the memory to move.
 
@@ -75,6 +76,11 @@ class DeiTConfig:
         for name, allowed in (("attention", get_args(Attention)), ("residual", get_args(Residual))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        if self.attention == "short" and (self.tokens > MAX_TOKENS or self.width // self.heads > MAX_HEAD_WIDTH):
+            raise ValueError(
+                f"attention='short' is for at most {MAX_TOKENS} tokens and heads at most {MAX_HEAD_WIDTH} wide, got "
+                f"{self.tokens} and {self.width // self.heads}. Use 'fused'."
+            )
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> DeiTConfig:
@@ -131,9 +137,29 @@ def build_deit(config: DeiTConfig) -> nn.Module:
     model.patch_embed.proj = PatchConv2d.from_conv(model.patch_embed.proj)
     for block in model.blocks:
         block.attn.fused_attn = config.attention == "fused"  # else timm's environment variable decides
+        if config.attention == "short":
+            block.attn = ShortAttention(block.attn)
     if config.residual == "autocast":
         model.norm_pre = AutocastPrecision()  # between the position embeddings and the blocks; DeiT has no norm there
     return model
+
+
+class ShortAttention(nn.Module):
+    """timm's attention over few tokens, by :func:`horst.kernels.short_attention.short_attention`.
+
+    Args:
+        attention: Whose projections to take over: not copies. Without norms, dropout and gate, as DeiT has it.
+    """
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.heads = attention.qkv, attention.proj, attention.num_heads
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """``(batch, tokens, width)`` to the same. The arguments are timm's; every token sees every other."""
+        if attn_mask is not None or is_causal:
+            raise ValueError("attention='short' has no masks. Use attention='fused'.")
+        return self.proj(short_attention(self.qkv(x), self.heads))
 
 
 class PatchConv2d(nn.Conv2d):

@@ -9,8 +9,8 @@ the usual schedules. A schedule then scales both steps alike. The rate is the le
   ones stand;
 - ``WANDER * sqrt(1 - beta2)``. Adam divides by a mean of squared gradients over the last ``1 / (1 - beta2)`` steps, in
   which noise alone moves a logarithm by the rate times the root of that number; the weights must still be those whose
-  gradients were averaged. That is the idea; what was seen is that DeiT-small failed at 0.05 with 0.999. So 0.05 takes a
-  ``beta2`` of 0.99 or less, and AdamW's default of 0.999 gets 0.016.
+  gradients were averaged. That is the idea; what was seen is that DeiT-small failed at 0.05 with 0.999. So 0.1 takes a
+  ``beta2`` of 0.96 or less, and AdamW's default of 0.999 gets 0.016.
 
 Where Adam's own step is large beside the weights, more than ``LARGE_STEP`` times their root mean square, the rate falls
 in proportion: such a step moves the logarithms enough.
@@ -36,7 +36,7 @@ from torch import Tensor
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
-MAX_RATE = 0.05
+MAX_RATE = 0.1
 WANDER = 0.5
 SPREAD = 16.0
 LARGE_STEP = 0.5

@@ -1,0 +1,97 @@
+r"""Attention over few tokens: a head's scores fit on chip, so one program computes a head, forwards or backwards.
+
+.. math::
+    O = \mathrm{softmax}\!\left(Q K^\top / \sqrt d\right) V
+
+Kernels for long sequences walk over tiles, keep running maxima and sum gradients over programs. For 64 tokens, an image
+of 32 x 32 in patches of 4, that is most of what they do. Here queries, keys and values are read where the projection
+wrote them, their gradients are written where its backward pass reads them, and the backward pass computes the scores
+again instead of keeping anything. ``reference.py`` holds the formula, ``triton.py`` the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from horst.kernels.backends import runs_kernels
+from horst.kernels.short_attention.reference import short_attention_reference, split_heads
+
+__all__ = ["MAX_HEAD_WIDTH", "MAX_TOKENS", "short_attention", "short_attention_reference"]
+
+MAX_TOKENS = 128  # the scores of a head are a tile of 128 x 128 in registers
+MAX_HEAD_WIDTH = 128
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def short_attention(qkv: Tensor, heads: int) -> Tensor:
+    """Attention of every token to every other, from queries, keys and values side by side.
+
+    On a CUDA device the kernels of this package compute it, elsewhere PyTorch's ``scaled_dot_product_attention``.
+    Differentiable once.
+
+    Args:
+        qkv: ``(batch, tokens, 3 * width)``: the output of one projection, queries before keys before values, each
+            ``heads`` heads wide.
+        heads: By which ``width`` can be divided.
+
+    Returns:
+        ``(batch, tokens, width)``, of the same dtype.
+
+    Example:
+        >>> short_attention(torch.zeros(2, 4, 3 * 8), heads=2).shape
+        torch.Size([2, 4, 8])
+    """
+    if qkv.dim() != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
+        raise ValueError(
+            f"qkv must be (batch, tokens, 3 * width) with a width that {heads} heads can share, got {tuple(qkv.shape)}."
+        )
+    tokens, head_width = qkv.shape[1], qkv.shape[2] // (3 * heads)
+    if not (0 < tokens <= MAX_TOKENS and 0 < head_width <= MAX_HEAD_WIDTH):
+        raise ValueError(
+            f"short attention is for at most {MAX_TOKENS} tokens and heads at most {MAX_HEAD_WIDTH} wide, got {tokens} "
+            f"and {head_width}. Use scaled_dot_product_attention."
+        )
+    if qkv.dtype in _DTYPES and runs_kernels(qkv):
+        return _forward(qkv.contiguous(), heads)
+    return F.scaled_dot_product_attention(*split_heads(qkv, heads)).transpose(1, 2).flatten(2)
+
+
+@torch.library.custom_op("horst::short_attention", mutates_args=())
+def _forward(qkv: Tensor, heads: int) -> Tensor:
+    from horst.kernels.short_attention.triton import launch_forward
+
+    return launch_forward(qkv, heads)
+
+
+@torch.library.custom_op("horst::short_attention_backward", mutates_args=())
+def _backward(grad: Tensor, qkv: Tensor, heads: int) -> Tensor:
+    from horst.kernels.short_attention.triton import launch_backward
+
+    return launch_backward(grad, qkv, heads)
+
+
+@_forward.register_fake
+def _(qkv: Tensor, heads: int) -> Tensor:
+    return qkv.new_empty(*qkv.shape[:2], qkv.shape[2] // 3)
+
+
+@_backward.register_fake
+def _(grad: Tensor, qkv: Tensor, heads: int) -> Tensor:
+    return torch.empty_like(qkv)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    qkv, ctx.heads = inputs
+    ctx.save_for_backward(qkv)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    (qkv,) = ctx.saved_tensors
+    return _backward(grad.contiguous(), qkv, ctx.heads), None
+
+
+_forward.register_autograd(_gradient, setup_context=_keep)
