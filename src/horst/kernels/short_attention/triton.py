@@ -102,7 +102,7 @@ def _launch(kernel: triton.JITFunction, tensors: tuple[Tensor, ...], qkv: Tensor
     if not batch:
         return
     block, block_head = (max(16, triton.next_power_of_2(n)) for n in (tokens, head))  # what tensor cores multiply
-    precision = "ieee" if qkv.dtype == torch.float32 else "tf32"  # the second says nothing about half precision
+    precision = "tf32x3" if qkv.dtype == torch.float32 else "tf32"  # of half precision they say nothing
     with torch.cuda.device(qkv.device) if qkv.is_cuda else contextlib.nullcontext():
         kernel[(batch * heads,)](
             *tensors, 1 / math.sqrt(head), heads, tokens, head, block, block_head, precision,
