@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
+import horst.kernels.short_attention as package
 from horst.kernels.short_attention import short_attention, short_attention_reference
 from horst.kernels.short_attention.reference import split_heads
 
@@ -22,9 +23,9 @@ def random(batch, tokens, heads, head_width, device, dtype=torch.float64, spread
     return qkv.to(dtype), upstream.to(dtype)
 
 
-# one token, fewer than a tile, a tile, one more, the most; heads of one, of a tile, between two, the widest
+# one token, fewer than a tile, a tile, one more, the most of the kernel, and what torch computes
 @pytest.mark.parametrize("tokens", [1, 5, 16, 17, 64, 65, 128])
-@pytest.mark.parametrize(("heads", "head_width"), [(1, 1), (2, 16), (3, 24), (1, 128)])
+@pytest.mark.parametrize(("heads", "head_width"), [(1, 1), (2, 16), (3, 24), (1, 64), (1, 128)])
 def test_agrees_with_the_formula(tokens, heads, head_width, device):
     qkv, upstream = random(2, tokens, heads, head_width, device, torch.float32)
     expected = value_and_gradient(short_attention_reference, qkv.double(), heads, upstream)
@@ -34,15 +35,36 @@ def test_agrees_with_the_formula(tokens, heads, head_width, device):
         assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "head_width", "dtype", "ours"),
+    [
+        (64, 64, torch.float32, True),
+        (65, 64, torch.float32, False),
+        (64, 65, torch.float32, False),
+        (128, 64, torch.float16, True),
+        (64, 128, torch.float16, True),
+        (65, 65, torch.float16, False),
+        (4, 4, torch.float64, False),
+    ],
+)
+def test_the_kernel_takes_what_fits_on_every_gpu(monkeypatch, tokens, head_width, dtype, ours, device):
+    calls = []
+    kernel = package._forward
+    monkeypatch.setattr(package, "_forward", lambda *a: calls.append(1) or kernel(*a))
+    qkv, _ = random(1, tokens, 1, head_width, device, dtype)
+    assert short_attention(qkv, 1).shape == (1, tokens, head_width)
+    assert len(calls) == ours
+
+
 def sdpa(qkv, heads):
     return F.scaled_dot_product_attention(*split_heads(qkv, heads)).transpose(1, 2).flatten(2)
 
 
 # Triton's interpreter cuts bfloat16 off instead of rounding, so that one needs a GPU
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("tokens", [64, 65])
-def test_in_half_precision_the_error_is_at_most_twice_that_of_torch(dtype, tokens, device):
-    qkv, upstream = random(4, tokens, 2, 64, device, dtype)
+@pytest.mark.parametrize(("tokens", "head_width"), [(64, 64), (65, 64), (128, 64), (30, 128)])
+def test_in_half_precision_the_error_is_at_most_twice_that_of_torch(dtype, tokens, head_width, device):
+    qkv, upstream = random(4, tokens, 2, head_width, device, dtype)
     expected = value_and_gradient(short_attention_reference, qkv.double(), 2, upstream)
     torchs = value_and_gradient(sdpa, qkv, 2, upstream)
     ours = value_and_gradient(short_attention, qkv, 2, upstream)

@@ -69,7 +69,11 @@ def _read_on_host(value: float | Tensor) -> float | Tensor:
 
 
 def _shrink_(theta: Tensor, threshold: Any) -> None:
-    if isinstance(threshold, Tensor) or torch.compiler.is_compiling():  # the compiler makes one pass of it
+    if torch.compiler.is_compiling():
+        # One pass for the compiler, which may compute theta - clamped before theta is rounded: then not exactly 0.
+        shrunk = theta - theta.clamp(-threshold, threshold)
+        theta.copy_(torch.where(theta.abs() <= threshold, 0.0, shrunk))  # <=, so that NaN stays NaN
+    elif isinstance(threshold, Tensor):
         theta.sub_(theta.clamp(-threshold, threshold))
     else:
         torch.ops.aten.softshrink.out(theta, threshold, out=theta)

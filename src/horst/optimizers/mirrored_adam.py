@@ -270,12 +270,13 @@ class MirroredAdam(Optimizer, abc.ABC):
                     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
                     state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                     state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        if self._counters_on_device.get(id(group["params"])) is not step_on_device:
+        placed, key = self._counters_on_device, id(group["params"])
+        if key not in placed or placed[key] is not step_on_device:  # no get: Dynamo of torch 2.11 does not know it here
             for p in group["params"]:
-                if placed := self.state.get(p):  # it may have been loaded from one that lived elsewhere
+                if found := self.state.get(p):  # it may have been loaded from one that lived elsewhere
                     where = p.device if step_on_device else "cpu"
-                    placed["step"] = torch.as_tensor(placed["step"], dtype=torch.float32, device=where)
-            self._counters_on_device[id(group["params"])] = step_on_device
+                    found["step"] = torch.as_tensor(found["step"], dtype=torch.float32, device=where)
+            placed[key] = step_on_device
         exp_avgs += map(_EXP_AVG, states)
         exp_avg_sqs += map(_EXP_AVG_SQ, states)
         steps += map(_STEP, states)

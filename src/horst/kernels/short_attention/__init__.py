@@ -25,12 +25,14 @@ __all__ = ["MAX_HEAD_WIDTH", "MAX_TOKENS", "short_attention", "short_attention_r
 MAX_TOKENS = 128  # the scores of a head are a tile of 128 x 128 in registers
 MAX_HEAD_WIDTH = 128
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_TILE = 16_384  # bytes of a head's queries: four such tiles are on chip at a time, and 64 KiB all GPUs have
 
 
 def short_attention(qkv: Tensor, heads: int) -> Tensor:
     """Attention of every token to every other, from queries, keys and values side by side.
 
-    On a CUDA device the kernels of this package compute it, elsewhere PyTorch's ``scaled_dot_product_attention``.
+    On a CUDA device the kernels of this package compute it: in half precision unless both the tokens and the width of a
+    head are above 64, in float32 if neither is. Elsewhere PyTorch's ``scaled_dot_product_attention`` does.
     Differentiable once.
 
     Args:
@@ -55,7 +57,8 @@ def short_attention(qkv: Tensor, heads: int) -> Tensor:
             f"short attention is for at most {MAX_TOKENS} tokens and heads at most {MAX_HEAD_WIDTH} wide, got {tokens} "
             f"and {head_width}. Use scaled_dot_product_attention."
         )
-    if qkv.dtype in _DTYPES and runs_kernels(qkv):
+    rows, columns = (64 if n <= 64 else 128 for n in (tokens, head_width))
+    if qkv.dtype in _DTYPES and rows * columns * qkv.element_size() <= _MAX_TILE and runs_kernels(qkv):
         return _forward(qkv.contiguous(), heads)
     return F.scaled_dot_product_attention(*split_heads(qkv, heads)).transpose(1, 2).flatten(2)
 
