@@ -39,7 +39,7 @@ AUTO = "auto"
 MAX_RATE = 0.1
 WANDER = 0.5
 SPREAD = 16.0
-LARGE_STEP = 0.5
+LARGE_STEP = 0.25
 
 
 def resolve_auto(
