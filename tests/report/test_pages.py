@@ -9,7 +9,7 @@ import pytest
 from horst.experiments.result import Result
 from horst.report import pages
 from horst.report.figures import save_figure
-from horst.report.tables import rewrite_blocks
+from horst.report.tables import origins, rewrite_blocks
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -26,6 +26,18 @@ def test_every_table_is_on_a_page_and_its_files_say_where_they_come_from(name):
     for file in pages.TABLES[name][0]:
         environment = Result.load(ROOT / file).environment
         assert {"commit", "torch", "python", "device"} <= set(environment)
+
+
+def test_files_of_one_machine_share_a_line_that_names_each_ones_commit():
+    def result(commit, device, seconds):
+        environment = {"commit": commit, "device": device, "torch": "2.11.0", "python": "3.12"}
+        return Result(experiment="x", config={}, rows=[], curves={}, notes=[], environment=environment, seconds=seconds)
+
+    results = [result("a" * 40, "H200", 10.0), result("c" * 40, "x86_64", 7.0), result("b" * 40, "H200", 20.4)]
+    assert origins(["1.json", "2.json", "3.json"], results).split("\n\n") == [
+        f"`1.json` ({'a' * 12}), `3.json` ({'b' * 12}): 30 s on H200, torch 2.11.0; in brackets the commit.",
+        f"`2.json`: 7 s on x86_64, torch 2.11.0, commit {'c' * 12}.",
+    ]
 
 
 def drawing(text):

@@ -20,7 +20,7 @@ from horst.report import how_it_works
 from horst.report.figures import save_figure
 from horst.report.frontier import page as frontier_page
 from horst.report.quickstart_tables import language_table, vision_table
-from horst.report.tables import markdown, number, origin, rewrite_blocks
+from horst.report.tables import markdown, number, origins, rewrite_blocks
 from horst.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
 from horst.report.transformer_tables import (
     acdc_table,
@@ -221,6 +221,14 @@ def spread_figure(results: Sequence[Result]) -> Any:
     return weight_distributions(results[0].curves["histograms"], "Weights of pretrained models")
 
 
+def kept_weights_figure(results: Sequence[Result]) -> Any:
+    """Figure 3 (left): what AC/DC left of the weights, at the sparsity that all the results have."""
+    found = [result.curves["histograms"] for result in results]
+    (level,) = set.intersection(*(set(levels) for levels in found))
+    histograms = {name: histogram for levels in found for name, histogram in levels[level].items()}
+    return weight_distributions(histograms, f"Weights of DeiT-small that AC/DC kept, {float(level):.0%} zeros")
+
+
 def phases_figure(results: Sequence[Result]) -> Any:
     """The phases of AC/DC, at the highest sparsity of a result."""
     phases = results[0].curves["phases"]
@@ -232,6 +240,10 @@ _GPU_STEP = ("benchmarks/results/optimizer_step_h200.json",)
 _SPARSITY = ("benchmarks/results/sparsity_h200.json",)
 _EXPORT = ("benchmarks/results/export_cpu.json",)
 _TABLE1_DIGITS = ("results/transformers/table1_digits_cpu.json",)
+_TABLE1_CIFAR10 = tuple(
+    f"results/transformers/table1_cifar10_{name}.json"
+    for name in ("adamw", "adamw_80", "ham", "alpha5_90", "alpha5_80", "alpha5_70")
+)
 _TABLE6 = ("results/transformers/table6_gpt2_wikipedia.json",)
 _MIRROR = tuple(
     f"results/transformers/mirror_tensors/{name}.json"
@@ -250,6 +262,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "acdc_digits": (("results/sparsity/acdc_digits.json",), digits_table),
     "quickstart": (("results/quickstart.json",), quickstart_table),
     "table1_digits": (_TABLE1_DIGITS, acdc_table),
+    "table1_cifar10": (_TABLE1_CIFAR10, acdc_table),
     "table6": (_TABLE6, one_shot_table),
     "table6_speed": (_TABLE6, speed_table),
     "mirror_tensors": (_MIRROR, mirror_table),
@@ -258,6 +271,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "figure1_left": (_FIGURE1, spread_table),
     "pruned_squares": (_TABLE6, how_it_works.pruned_squares_table),
     "training_speed": (("benchmarks/results/training_h200.json",), training_speed_table),
+    "training_speed_matmul": (("benchmarks/results/training_h200_attention_matmul.json",), training_speed_table),
     "pruning_speed": (("benchmarks/results/pruning_h200.json",), pruning_speed_table),
     "export_files": (_EXPORT, export_files_table),
     "export_models": (_EXPORT, export_models_table),
@@ -270,6 +284,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
 # Figure file -> result files and the function that draws it.
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = {
     "docs/figures/figure1_weight_spread.png": (_FIGURE1, spread_figure),
+    "docs/figures/figure3_cifar10_weights.png": (
+        tuple(f"results/transformers/table1_cifar10_{name}.json" for name in ("adamw", "ham", "alpha5_90")),
+        kept_weights_figure,
+    ),
     "docs/figures/figure4_gpt2_one_shot.png": (_TABLE6, quality_against_sparsity),
     "docs/figures/figure8_gpt2_weights.png": (_TABLE6, language_figure),
     "docs/figures/phases_digits.svg": (_TABLE1_DIGITS, phases_figure),
@@ -290,7 +308,7 @@ def rewrite_page(page: str, root: pathlib.Path) -> str:
     def write_table(name: str) -> str:
         files, write = TABLES[name]
         results = [Result.load(root / file) for file in files]
-        return "\n\n".join([write(results), *(origin(f, r) for f, r in zip(files, results, strict=True))])
+        return "\n\n".join(part for part in (write(results), origins(files, results)) if part)
 
     return rewrite_blocks(page, {name: functools.partial(write_table, name) for name in TABLES})
 

@@ -9,7 +9,7 @@ A block looks like this, and everything between its two lines is rewritten:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from horst.experiments.result import Result
 
@@ -59,6 +59,22 @@ def origin(path: str, result: Result) -> str:
     where = result.environment
     commit = where["commit"][:12]
     return f"`{path}`: {result.seconds:.0f} s on {where['device']}, torch {where['torch']}, commit {commit}."
+
+
+def origins(paths: Sequence[str], results: Sequence[Result]) -> str:
+    """The same for a table of several files: a paragraph for each device and version of torch."""
+    groups: dict[tuple[str, str], list[tuple[str, Result]]] = {}
+    for path, result in zip(paths, results, strict=True):
+        groups.setdefault((result.environment["device"], result.environment["torch"]), []).append((path, result))
+    paragraphs = []
+    for (device, torch), found in groups.items():
+        if len(found) == 1:
+            paragraphs.append(origin(*found[0]))
+            continue
+        files = ", ".join(f"`{path}` ({result.environment['commit'][:12]})" for path, result in found)
+        seconds = sum(result.seconds for _, result in found)
+        paragraphs.append(f"{files}: {seconds:.0f} s on {device}, torch {torch}; in brackets the commit.")
+    return "\n\n".join(paragraphs)
 
 
 def rewrite_blocks(page: str, tables: Mapping[str, Callable[[], str]]) -> str:

@@ -26,9 +26,15 @@ _VISION = "results/transformers/frontier_vision.json"
 _VISION_SHORT_MEMORY = "results/transformers/frontier_vision_beta2_0.95.json"
 _COMPOSITIONS = "results/transformers/frontier_compositions.json"
 _RATE_OF_A_TENTH = "results/transformers/rate_of_0.1"
-_GPT2 = tuple(f"results/transformers/table6_gpt2_{name}.json" for name in ("wikipedia", "adamw", "auto", "proximal"))
+_GPT2 = tuple(
+    f"results/transformers/table6_gpt2_{name}.json"
+    for name in ("wikipedia", "adamw", "auto", "adamw_proximal", "proximal")
+)
 _DEIT = (
-    *(f"results/transformers/table1_cifar10_{name}.json" for name in ("adamw", "adamw_beta2_0.95", "auto")),
+    *(
+        f"results/transformers/table1_cifar10_{name}.json"
+        for name in ("adamw", "adamw_beta2_0.95", "adamw_decay_1", "alpha5_90", "alpha5_decay_1", "auto")
+    ),
     *(f"results/transformers/long_memory/table1_cifar10_auto{name}.json" for name in ("", "_decay_1")),
 )
 
