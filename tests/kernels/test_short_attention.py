@@ -3,11 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import horst.kernels.short_attention as package
 from horst.kernels.short_attention import short_attention, short_attention_reference
 from horst.kernels.short_attention.reference import split_heads
+
+# torch's own forward mode is written in it
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
 
 def value_and_gradient(function, qkv, heads, upstream):
@@ -115,6 +119,101 @@ def test_it_compiles_without_a_break_and_under_autocast(device):
     assert_close(grad, expected)
 
 
+def forward_mode(function, qkv, tangent):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(qkv, tangent))).tangent
+
+
+DERIVATIVES = {
+    "jvp": lambda function, qkv, tangent: torch.func.jvp(function, (qkv,), (tangent,))[1],
+    "forward mode": forward_mode,
+    "gradient": lambda function, qkv, _: torch.func.grad(lambda x: function(x).square().sum())(qkv),
+    "gradient a sample": lambda function, qkv, _: torch.func.vmap(
+        torch.func.grad(lambda x: function(x[None]).square().sum())
+    )(qkv),
+    "hessian": lambda function, qkv, _: torch.func.hessian(lambda x: function(x).square().sum())(qkv[:1, :2]),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # what the kernel takes, and what torch computes
+def test_every_derivative_of_torch_func_and_forward_mode_is_that_of_the_formula(derivative, dtype, device):
+    qkv, _ = random(2, 5, 2, 8, device, dtype)
+    expected = derivative(lambda x: short_attention_reference(x, 2), qkv, torch.ones_like(qkv))
+    assert_close(derivative(lambda x: short_attention(x, 2), qkv, torch.ones_like(qkv)), expected)
+
+
+def test_derivatives_of_torch_func_compile_without_a_break(device):
+    qkv, _ = random(2, 5, 2, 8, device, torch.float32)
+    for name in ("jvp", "gradient a sample"):
+        compiled = torch.compile(DERIVATIVES[name], fullgraph=True, backend="aot_eager")
+        expected = DERIVATIVES[name](lambda x: short_attention_reference(x, 2), qkv, torch.ones_like(qkv))
+        assert_close(compiled(lambda x: short_attention(x, 2), qkv, torch.ones_like(qkv)), expected)
+
+
+def test_a_compiled_function_called_in_forward_mode_has_a_tangent(device):
+    qkv, tangent = torch.randn(2, 2, 5, 48, device=device)
+    compiled = torch.compile(lambda x: short_attention(x, 2), backend="aot_eager")
+    compiled(qkv)
+    expected = forward_mode(lambda x: short_attention_reference(x, 2), qkv, tangent)
+    assert_close(forward_mode(compiled, qkv, tangent), expected)
+
+
+def test_a_second_derivative_is_refused_with_what_to_use(device):
+    qkv = torch.randn(2, 5, 48, device=device, requires_grad=True)
+    (grad,) = torch.autograd.grad(short_attention(qkv, 2).square().sum(), [qkv], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiable once.*short_attention_reference.*attention='matmul'"):
+        grad.sum().backward()
+
+
+class Attends(torch.nn.Module):
+    def forward(self, qkv):
+        return short_attention(qkv, 2)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the checks of shapes
+def test_a_graph_for_export_has_torchs_operators_and_a_compiled_one_the_kernel(device):
+    qkv = torch.randn(2, 5, 48, device=device)
+    for strict in (False, True):
+        exported = torch.export.export(Attends(), (qkv,), strict=strict)
+        assert "scaled_dot_product_attention" in str(exported.graph)
+        assert_close(exported.module()(qkv), short_attention(qkv, 2), rtol=1e-5, atol=1e-5)
+    traced = torch.jit.trace(Attends(), (qkv,))
+    assert traced.graph.findNode("aten::scaled_dot_product_attention") is not None
+    graphs = []
+    torch.compile(Attends(), fullgraph=True, backend=lambda module, _: graphs.append(module.graph) or module)(qkv)
+    (graph,) = graphs
+    assert torch.ops.horst.short_attention.default in [node.target for node in graph.nodes]
+
+
+@pytest.mark.parametrize("tokens", [5, 65])  # what the kernel takes, and what torch computes
+def test_the_dtype_stays_under_autocast(tokens, device):
+    qkv, upstream = random(2, tokens, 2, 8, device, torch.float32)
+    expected = value_and_gradient(short_attention_reference, qkv, 2, upstream)
+    with torch.autocast(device.type, torch.bfloat16):
+        for function in (short_attention, torch.compile(short_attention, fullgraph=True, backend="aot_eager")):
+            assert_close(value_and_gradient(function, qkv, 2, upstream), expected, rtol=1e-5, atol=1e-5)
+        each = torch.func.vmap(lambda x: short_attention(x[None], 2)[0])
+        for function in (each, torch.export.export(Attends(), (qkv,)).module()):
+            assert_close(function(qkv), expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_are_known_without_values():
+    assert short_attention(torch.zeros(2, 5, 48, device="meta"), 2).shape == (2, 5, 16)
+
+
+@pytest.mark.parametrize("heads", [2.0, "2", None])
+def test_heads_that_are_no_int_are_told(heads):
+    with pytest.raises(TypeError, match=f"heads must be an int, got {heads!r}"):
+        short_attention(torch.zeros(2, 5, 48), heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_numbers_without_a_softmax_are_told(dtype):
+    with pytest.raises(TypeError, match=f"qkv must be of a floating-point dtype, got {dtype}"):
+        short_attention(torch.zeros(2, 5, 48, dtype=dtype), 2)
+
+
 @pytest.mark.parametrize(
     ("shape", "heads", "message"),
     [
@@ -122,6 +221,7 @@ def test_it_compiles_without_a_break_and_under_autocast(device):
         ((5, 48), 2, r"got \(5, 48\)"),
         ((2, 5, 48), 0, "0 heads"),
         ((2, 129, 48), 2, "at most 128 tokens and heads at most 128 wide, got 129 and 8"),
+        ((2, 129, 48), 2, "Use scaled_dot_product_attention, or attention='fused' in a DeiTConfig"),
         ((2, 5, 3 * 129), 1, "got 5 and 129"),
         ((2, 0, 48), 2, "got 0 and 8"),
     ],

@@ -1,7 +1,9 @@
 """DeiT: timm's weights, counts and outputs, and the fields that change how it is computed."""
 
 import dataclasses
+import inspect
 import pickle
+import types
 
 import pytest
 import timm
@@ -9,7 +11,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from horst.models.deit import DEIT, DeiTConfig, PatchConv2d, build_deit
+from horst.export import export_onnx
+from horst.models.deit import DEIT, DeiTConfig, PatchConv2d, ShortAttention, build_deit
 from horst.sparsity.layers import find_layers
 
 SMALL = DeiTConfig(image_size=8, patch_size=2, classes=5, width=16, depth=2, heads=2)
@@ -112,6 +115,42 @@ def test_short_attention_is_for_few_tokens_and_knows_no_masks():
     model = build_deit(dataclasses.replace(SMALL, attention="short"))
     with pytest.raises(ValueError, match="no masks"):
         model.blocks[0].attn(torch.zeros(1, 17, 16), attn_mask=torch.ones(17, 17))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"qk_norm": True, "norm_layer": nn.LayerNorm}, "q_norm=LayerNorm"),
+        ({"scale_norm": True, "norm_layer": nn.LayerNorm}, "norm=LayerNorm"),
+        ({"gated": True}, "gate=Linear"),
+        ({"attn_drop": 0.1}, r"attn_drop=Dropout\(p=0.1"),
+        ({"proj_drop": 0.2}, r"proj_drop=Dropout\(p=0.2"),
+    ],
+)
+def test_short_attention_refuses_what_it_would_leave_out(changes, part):
+    known = inspect.signature(timm.layers.Attention).parameters
+    if not changes.keys() <= known.keys():
+        pytest.skip(f"this timm's attention has no {', '.join(changes.keys() - known.keys())}")
+    with pytest.raises(ValueError, match=rf"no norms, dropout or gate, got {part}.*Use attention='fused'"):
+        ShortAttention(timm.layers.Attention(16, num_heads=2, **changes))
+
+
+def test_short_attention_keeps_timms_names():
+    attention = timm.layers.Attention(16, num_heads=2)
+    assert ShortAttention(attention).num_heads == 2
+    older = types.SimpleNamespace(qkv=attention.qkv, proj=attention.proj, num_heads=2)  # knows no norm and no gate
+    assert ShortAttention(older).qkv is attention.qkv
+
+
+def test_short_attention_goes_to_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = build_deit(dataclasses.replace(SMALL, attention="short")).eval()
+    x = torch.randn(2, 3, 8, 8)
+    session = onnxruntime.InferenceSession(str(export_onnx(model, x, tmp_path / "deit.onnx")))
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        assert_close(torch.from_numpy(found), model(x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("attention", ["fused", "matmul"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from horst import HAM, HORST, compose, param_groups
+from horst.integrations.matrices import MatrixHORST
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
 from horst.optimizers.auto_alpha import LARGE_STEP, MAX_RATE, SPREAD, WANDER, root_mean_square, typical_width
 
@@ -219,3 +220,78 @@ def test_compose_with_auto_is_horst_with_auto():
 def test_what_auto_cannot_know_is_refused(make, error):
     with pytest.raises((TypeError, ValueError), match=error):
         make()
+
+
+def test_a_state_of_adamw_made_with_our_groups_leaves_the_choice_as_it_is():
+    model = nn.Linear(16, 16)
+
+    def groups():
+        return param_groups(model, weight_decay=0.1, alpha="auto")
+
+    adamw = torch.optim.AdamW(groups(), lr=1e-3)
+    model(torch.ones(1, 16)).sum().backward()
+    adamw.step()
+    horst = HORST(groups(), lr=1e-3, betas=BETAS)
+    before = [(g["alpha"], g["max_scale"], g["max_exponent"]) for g in horst.param_groups]
+    horst.load_state_dict(adamw.state_dict())
+    assert [(g["alpha"], g["max_scale"], g["max_exponent"]) for g in horst.param_groups] == before
+    horst.step()
+
+
+@pytest.mark.parametrize("make", [HORST, lambda p, **k: compose(torch.optim.AdamW(p, lr=k["lr"]), alpha=k["alpha"])])
+def test_a_learning_rate_above_the_one_it_was_built_for_warns_once(make):
+    weight = nn.Parameter(torch.full((8, 8), 0.02))
+    optimizer = make([weight], lr=1e-4, alpha="auto")
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()  # silent: warnings are errors here
+    optimizer.param_groups[0]["lr"] = 1e-2
+    with pytest.warns(UserWarning, match=r"for lr=0.0001, and it now has lr=0.01: alpha \* lr is"):
+        optimizer.step()
+    optimizer.step()
+
+
+def test_the_peak_that_a_group_knows_of_counts_and_not_a_moment_of_its_schedule():
+    weight = nn.Parameter(torch.full((8, 8), 0.02))
+    (group,) = HORST([{"params": [weight], "lr": 1e-5, "initial_lr": 1e-3}], betas=BETAS, alpha="auto").param_groups
+    assert group["alpha"] == pytest.approx(MAX_RATE / 1e-3)
+
+
+def test_frozen_weights_do_not_count():
+    small, large = nn.Parameter(torch.full((8, 64), 0.1)), nn.Parameter(torch.full((400, 400), 0.5))
+    large.requires_grad_(False)
+    (group,) = HORST([small, large], lr=1e-3, betas=BETAS, alpha="auto").param_groups
+    (alone,) = HORST([small], lr=1e-3, betas=BETAS, alpha="auto").param_groups
+    assert (group["alpha"], group["max_scale"]) == (alone["alpha"], alone["max_scale"])
+
+
+@pytest.mark.parametrize("optimizer_class", [HORST, MatrixHORST])
+def test_a_group_of_zeros_that_is_added_later_takes_the_size_of_the_others(optimizer_class):
+    weight = nn.Parameter(torch.full((16, 16), 0.02))
+    optimizer = optimizer_class([weight], lr=1e-3, betas=BETAS, alpha="auto")
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(4, 4))]})
+    first, second = optimizer.param_groups
+    assert (second["alpha"], second["max_scale"]) == pytest.approx((first["alpha"], first["max_scale"]))
+
+
+def test_where_nothing_gets_the_mirror_step_there_is_nothing_to_choose():
+    optimizer = MatrixHORST([nn.Parameter(torch.zeros(8))], lr=1e-3, alpha="auto")  # biases alone are tuned
+    assert optimizer.param_groups[0]["alpha"] == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: MatrixHORST(m.parameters()),
+        lambda m: HAM(m.parameters()),
+        lambda m: HORST(m.parameters(), alpha="auto"),
+        lambda m: param_groups(m, weight_decay=0.1, alpha=5.0),
+    ],
+)
+def test_pieces_that_fsdp1_has_flattened_are_refused_where_shapes_count(make):
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(model.weight.detach().flatten())
+    for p in model.parameters():
+        p._fsdp_flattened = True  # what FullyShardedDataParallel marks them by
+    with pytest.raises(ValueError, match=r"has flattened these\. Use FSDP2"):
+        make(model)
+    HORST(model.parameters(), alpha=5.0)  # takes the mirror step on everything, whatever its shape

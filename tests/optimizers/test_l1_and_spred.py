@@ -53,6 +53,17 @@ def test_the_penalty_is_a_part_of_the_gradient():
     assert_close(free, run(lambda optimizer: None, 0.0)[1][-1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_penalty_is_as_strong_where_a_fused_step_divides_by_the_scale_itself(fused):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([{"params": [weight], "l1": 0.5}], lr=1.0, fused=fused)
+    penalize_l1(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    scaler.scale((weight * 0).sum()).backward()
+    scaler.step(optimizer)
+    assert_close(weight.detach(), torch.full((4,), 0.5))
+
+
 def test_the_soft_threshold_is_apart_from_the_gradient_and_makes_exact_zeros():
     theta, found, free = run(soft_threshold, 2.0)
     for i, after in enumerate(found):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from horst import HAM, HORST, compose
+from horst.integrations.matrices import MatrixHORST
 from horst.kernels.horst_step import StepOptions, StepTensors, ham_step_reference, horst_step, horst_step_reference
 from horst.kernels.soft_threshold import soft_threshold_
 from horst.optimizers import mirrored_adam
@@ -131,6 +132,26 @@ def test_nothing_reads_a_devices_memory_on_the_host(foreach, dtype):
     optimizer.step()
     with torch.no_grad():
         soft_threshold_(params, lr, found_inf=torch.zeros(1, device="meta"))
+
+
+def test_where_a_trainer_makes_the_groups_norms_and_biases_do_not_shrink():
+    matrix, vector = (torch.nn.Parameter(torch.ones(shape)) for shape in [(4, 4), (4,)])
+    optimizer = MatrixHORST([matrix, vector], lr=1e-2, l1=1.0, weight_decay=0.0)
+    for p in (matrix, vector):
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert (matrix == 1 - 1e-2).all()
+    assert (vector == 1).all()
+
+
+@pytest.mark.parametrize(("name", "value"), [("l1", -1.0), ("lr", float("nan"))])
+def test_a_threshold_that_a_schedule_has_spoilt_is_told(name, value):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = HORST([weight], lr=1e-2, l1=1.0)
+    weight.grad = torch.zeros(3)
+    optimizer.param_groups[0][name] = value
+    with pytest.raises(ValueError, match="the threshold lr \\* l1 must be a number of at least 0, got"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0, 2.0])  # GradScaler adds it up over devices
@@ -268,15 +289,16 @@ def test_states_from_before_the_option_load():
 
 
 @pytest.mark.parametrize("cls", [HORST, HAM])
-def test_a_pickle_from_before_the_option_steps(cls):
+@pytest.mark.parametrize("option", ["l1", "max_scale"])
+def test_a_pickle_from_before_an_option_steps(cls, option):
     (p,) = weights_like([(4, 2)])
     optimizer = cls([p])
-    del optimizer.defaults["l1"], optimizer.param_groups[0]["l1"]
+    del optimizer.defaults[option], optimizer.param_groups[0][option]
     old = pickle.loads(pickle.dumps(optimizer))
     (q,) = old.param_groups[0]["params"]
     q.grad = torch.ones_like(q)
     old.step()
-    assert old.param_groups[0]["l1"] == 0.0
+    assert old.param_groups[0][option] == {"l1": 0.0, "max_scale": None}[option]
     old.add_param_group({"params": weights_like([(3,)])})
 
 

@@ -10,7 +10,7 @@ from horst.optimizers.horst import HORST
 
 
 class MatrixHORST(HORST):
-    """HORST whose mirror step is taken on tensors of two or more dimensions only; the others get AdamW's step.
+    """HORST whose mirror step and soft threshold are for tensors of two or more dimensions; others get AdamW's step.
 
     This is the default rule of :func:`horst.param_groups`, for trainers that decide themselves which tensors decay and
     leave no place for groups of ours. Groups, state and checkpoints stay those of AdamW in the same trainer. A group
@@ -37,3 +37,6 @@ class MatrixHORST(HORST):
         if group.get("mirror_vectors"):
             return [True] * len(params)
         return [p.ndim >= 2 for p in params]
+
+    def _choose_shrunk(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
+        return self._choose_mirrored(group, params)

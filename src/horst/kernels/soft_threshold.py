@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,10 @@ def soft_threshold_(
         >>> weights
         [tensor([ 0.5000, -0.5000,  0.0000])]
     """
-    threshold, skipped = _read_on_host(threshold), 0.0 if found_inf is None else _read_on_host(found_inf)
+    threshold = _read_on_host(threshold)
+    if not isinstance(threshold, Tensor) and not 0 <= threshold < math.inf:
+        raise ValueError(f"the threshold lr * l1 must be a number of at least 0, got {threshold}. Mend lr or l1.")
+    skipped = 0.0 if found_inf is None else _read_on_host(found_inf)
     if isinstance(skipped, Tensor):  # a sum over devices: it may be more than 1
         if isinstance(threshold, Tensor):
             threshold = threshold.to(skipped.device, non_blocking=True)

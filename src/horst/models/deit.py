@@ -37,6 +37,7 @@ class DeiTConfig:
             patches of 4, a multiple of the tiles that GPUs compute in.
         attention: ``"fused"`` is PyTorch's ``scaled_dot_product_attention``; ``"matmul"`` writes the scores out for
             the compiler to fuse; ``"short"`` is a kernel for at most 128 tokens, :mod:`horst.kernels.short_attention`.
+            Only ``"matmul"`` has attention maps to look at.
         residual: The precision of what runs from block to block under autocast. ``"float32"`` is what adding float32
             position embeddings gives; ``"autocast"`` is autocast's own, half the memory to move.
 
@@ -148,18 +149,25 @@ class ShortAttention(nn.Module):
     """timm's attention over few tokens, by :func:`horst.kernels.short_attention.short_attention`.
 
     Args:
-        attention: Whose projections to take over: not copies. Without norms, dropout and gate, as DeiT has it.
+        attention: Whose projections to take over: not copies. Without norms, dropout and gate, as DeiT has it;
+            another is refused.
     """
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
-        self.qkv, self.proj, self.heads = attention.qkv, attention.proj, attention.num_heads
+        for name in ("q_norm", "k_norm", "norm", "gate", "attn_drop", "proj_drop"):  # timm's versions have some of them
+            part = getattr(attention, name, None)
+            if not (part is None or isinstance(part, nn.Identity) or getattr(part, "p", None) == 0.0):
+                raise ValueError(
+                    f"attention='short' has no norms, dropout or gate, got {name}={part}. Use attention='fused'."
+                )
+        self.qkv, self.proj, self.num_heads = attention.qkv, attention.proj, attention.num_heads
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """``(batch, tokens, width)`` to the same. The arguments are timm's; every token sees every other."""
         if attn_mask is not None or is_causal:
             raise ValueError("attention='short' has no masks. Use attention='fused'.")
-        return self.proj(short_attention(self.qkv(x), self.heads))
+        return self.proj(short_attention(self.qkv(x), self.num_heads))
 
 
 class PatchConv2d(nn.Conv2d):

@@ -28,7 +28,8 @@ bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -42,41 +43,108 @@ SPREAD = 16.0
 LARGE_STEP = 0.25
 
 
-def resolve_auto(
-    groups: Sequence[dict[str, Any]],
-    everything: Iterable[Tensor],
-    *,
-    prefix: str = "",
-) -> None:
-    """Replace ``alpha="auto"`` in groups by the rule's number, and bounds that are None by the rule's.
+class AutoAlpha:
+    """``alpha="auto"`` in the groups of one optimizer: chosen once, and watched afterwards.
 
     Args:
-        groups: Of an optimizer.
-        everything: The tensors whose size and width count; those of two or more dimensions, if there are any.
         prefix: Of the names ``alpha``, ``max_exponent`` and ``max_scale`` in the groups.
     """
-    alpha, max_exponent, max_scale = (prefix + name for name in ("alpha", "max_exponent", "max_scale"))
-    waiting = [group for group in groups if group[alpha] == AUTO]
-    for group in waiting:
-        lr = float(group["lr"])
-        if not lr > 0:
+
+    def __init__(self, prefix: str = "") -> None:
+        self._alpha, self._max_exponent, self._max_scale = (prefix + n for n in ("alpha", "max_exponent", "max_scale"))
+        # by id of a group's list of parameters: the alpha that was chosen, and the lr it was chosen for
+        self._chosen: dict[int, tuple[float, float]] = {}
+
+    def resolve(
+        self,
+        groups: Sequence[dict[str, Any]],
+        mirrored: Callable[[dict[str, Any]], Iterable[Tensor]],
+        everything: Iterable[Tensor],
+    ) -> None:
+        """Replace ``"auto"`` in groups by the rule's number, and bounds that are None by the rule's.
+
+        Args:
+            groups: Of an optimizer.
+            mirrored: Which tensors of a group get the mirror step. Their size and width count, of those that train.
+            everything: All tensors of the optimizer; the others count where those are all zeros, as a new bias is.
+        """
+        waiting = [group for group in groups if group[self._alpha] == AUTO]
+        if not waiting:
+            return
+        peaks = [_peak(group) for group in waiting]
+        if not min(peaks) > 0:
             raise ValueError(
-                f"alpha='auto' is a rate over the learning rate, and lr is {lr:g}. Build the optimizer with the peak "
-                "of the schedule as lr, or give alpha as a number."
+                f"alpha='auto' is a rate over the learning rate, and lr is {min(peaks):g}. Build the optimizer with "
+                "the peak of the schedule as lr, or give alpha as a number."
             )
-    if not waiting:
-        return
-    everything = list(everything)
-    size, width = root_mean_square(everything), typical_width(everything)
-    for group in waiting:
-        lr = float(group["lr"])
-        _, beta2 = group.get("betas", (0.0, 0.0))  # an optimizer without them divides by no mean
-        rate = min(MAX_RATE, 1 / math.sqrt(width), WANDER * math.sqrt(1 - float(beta2)))
-        group[alpha] = rate / lr * min(1.0, LARGE_STEP * size / lr)
-        if group[max_exponent] is None:
-            group[max_exponent] = rate
-        if group[max_scale] is None:
-            group[max_scale] = SPREAD * max(size, 1 / group[alpha])
+        own = [p for group in waiting for p in mirrored(group)]
+        refuse_flat_shards(own, "alpha='auto' looks at whole weights")
+        chosen = [p for p in own if p.requires_grad] or own
+        size, width = root_mean_square(chosen), typical_width(chosen)
+        if own and size == 0:
+            zeros = set(map(id, own))
+            chosen = [p for p in everything if id(p) not in zeros]
+            size, width = root_mean_square(chosen), typical_width(chosen)
+        if own and not 0 < size < math.inf:
+            raise ValueError(
+                f"alpha='auto' looks at the size of the weights, whose root mean square is {size}. Give them their "
+                "starting values before the optimizer is built, or give alpha and max_scale as numbers."
+            )
+        for group, lr in zip(waiting, peaks, strict=True):
+            if not own:  # nothing here gets the mirror step
+                group[self._alpha] = 0.0
+                continue
+            _, beta2 = group.get("betas", (0.0, 0.0))  # an optimizer without them divides by no mean
+            rate = min(MAX_RATE, 1 / math.sqrt(width), WANDER * math.sqrt(1 - float(beta2)))
+            group[self._alpha] = rate / lr * min(1.0, LARGE_STEP * size / lr)
+            if group[self._max_exponent] is None:
+                group[self._max_exponent] = rate
+            if group[self._max_scale] is None:
+                group[self._max_scale] = SPREAD * max(size, 1 / group[self._alpha])
+            self._chosen[id(group["params"])] = (group[self._alpha], lr)
+
+    def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
+        """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
+        if group.get(self._alpha) != AUTO:
+            return group
+        return {k: v for k, v in group.items() if k not in (self._alpha, self._max_exponent, self._max_scale)}
+
+    def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
+        """Warn where a group's strength was chosen for a smaller learning rate than that of a group without its own."""
+        if self._alpha not in loaded:
+            self._warn_beyond(group, _peak(loaded), "the state that is loaded has", stacklevel=5)
+
+    def check_step(self, group: dict[str, Any]) -> None:
+        """Warn, once a group, where its learning rate has risen above the one its strength was chosen for."""
+        lr = group["lr"]
+        if id(group["params"]) in self._chosen and not isinstance(lr, Tensor):
+            self._warn_beyond(group, lr, "it now has", stacklevel=7)
+
+    def _warn_beyond(self, group: dict[str, Any], lr: float, whose: str, stacklevel: int) -> None:
+        alpha, built = self._chosen.get(id(group["params"]), (None, 0.0))
+        if alpha is None or group[self._alpha] != alpha or not lr > 1.01 * built:  # 1.01: a schedule's rounding
+            return
+        del self._chosen[id(group["params"])]
+        warnings.warn(
+            f"alpha='auto' chose {self._alpha}={alpha:.3g} for lr={built:.3g}, and {whose} lr={lr:.3g}: alpha * lr is "
+            f"{alpha * lr:.3g}, not {alpha * built:.3g}. Build the optimizer with the peak of the schedule as lr, or "
+            f"lower {self._alpha} in its groups.",
+            stacklevel=stacklevel,
+        )
+
+
+def _peak(group: dict[str, Any]) -> float:
+    """The largest learning rate that a group knows of: in the middle of a schedule the peak stands beside ``lr``."""
+    return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if key in group)
+
+
+def refuse_flat_shards(tensors: Iterable[Tensor], why: str) -> None:
+    """An error where FSDP1 has cut the weights into flat pieces, of which nobody can tell which were matrices."""
+    if any(hasattr(t, "_fsdp_flattened") for t in tensors):
+        raise ValueError(
+            f"{why}, and FullyShardedDataParallel (FSDP1) has flattened these. Use FSDP2 (fully_shard; in accelerate "
+            "fsdp_version: 2), or horst.HORST with alpha as a number, whose mirror step is then taken on everything."
+        )
 
 
 def typical_width(tensors: Iterable[Tensor]) -> float:
@@ -115,10 +183,4 @@ def root_mean_square(tensors: Iterable[Tensor]) -> float:
         square = t.detach().to(torch.promote_types(t.dtype, torch.float32)).square().sum()
         total += float(square.full_tensor() if hasattr(square, "full_tensor") else square)  # a DTensor: over all ranks
         count += t.numel()
-    size = math.sqrt(total / count) if count else 0.0
-    if not 0 < size < math.inf:
-        raise ValueError(
-            f"alpha='auto' looks at the size of the weights, whose root mean square is {size}. Give them their "
-            "starting values before the optimizer is built, or give alpha and max_scale as numbers."
-        )
-    return size
+    return math.sqrt(total / count) if count else 0.0

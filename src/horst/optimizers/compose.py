@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, overload
@@ -15,8 +16,8 @@ from torch.optim.optimizer import StateDict
 from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
-from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
-from horst.optimizers.hyperparameters import check_alpha, check_max_scale, check_number, warn_of_larger_lr
+from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
+from horst.optimizers.hyperparameters import check_alpha, check_max_scale, check_number
 from horst.optimizers.mirrored_adam import MirroredAdam
 from horst.optimizers.step_parts import own_parts
 
@@ -127,8 +128,7 @@ class Mirrored(Optimizer):
         self.base = base
         self._decoupled_decay = decoupled_decay
         self._launches: dict[int, LaunchCache] = defaultdict(LaunchCache)
-        # by id of a group's list: the alpha that "auto" chose, and the lr it chose it for
-        self._chosen: dict[int, tuple[float, float]] = {}
+        self._auto = AutoAlpha("mirror_")
         state, groups = base.state, base.param_groups
         for group in groups:
             self._decay(group)  # an unknown optimizer that decays is refused here, before anything has changed
@@ -205,10 +205,8 @@ class Mirrored(Optimizer):
                 )
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
-        waiting = [group for group in groups if group["mirror_alpha"] == AUTO]
-        resolve_auto(groups, [p for group in waiting for p in group["params"]], prefix="mirror_")
-        for group in waiting:
-            self._chosen[id(group["params"])] = (group["mirror_alpha"], float(group["lr"]))
+        everything = (p for group in self.param_groups for p in group["params"])
+        self._auto.resolve(groups, operator.itemgetter("params"), everything)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as ``base`` does it."""
@@ -219,8 +217,7 @@ class Mirrored(Optimizer):
         groups = state_dict["param_groups"]
         if len(groups) == len(self.param_groups):  # else the base class says what is wrong
             for old, new in zip(self.param_groups, groups, strict=True):
-                if "mirror_alpha" not in new:
-                    warn_of_larger_lr("mirror_alpha", old, new, self._chosen)
+                self._auto.check_loaded(old, new)
             kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _MIRROR_NAMES} for g in self.param_groups]
             groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
         super().load_state_dict({**state_dict, "param_groups": groups})
@@ -233,7 +230,7 @@ class Mirrored(Optimizer):
         self._is_built = True
         if "base" in state:  # unpickled
             self.__dict__.update(state)
-            self._chosen = {}
+            self._auto = AutoAlpha("mirror_")
             super().__setstate__({})
         else:  # load_state_dict: the base optimizer knows which of its options are missing
             self.base.__setstate__(state)
@@ -273,6 +270,8 @@ class Mirrored(Optimizer):
         """
         work: list[tuple[int, list[Tensor], list[Tensor], MirrorOptions]] = []
         for i, group in enumerate(self.param_groups):
+            if not torch.compiler.is_compiling():
+                self._auto.check_step(group)
             # with a closure, gradients appear only in the step
             params = [p for p in group["params"] if p.grad is not None or closure is not None]
             if params and (group["mirror_alpha"] != 0 or group["mirror_beta"] != 0):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -57,31 +55,6 @@ def check_alpha(value: object, hint: str) -> None:
             raise TypeError(f"alpha must be a number of at least 0 or 'auto', got {value!r}; {hint}.")
     else:
         check_number("alpha", value, hint)
-
-
-def warn_of_larger_lr(
-    name: str, group: dict[str, Any], loaded: dict[str, Any], chosen: Mapping[int, tuple[float, float]]
-) -> None:
-    """Warn where ``alpha="auto"`` chose a group's strength for a smaller learning rate than is being loaded.
-
-    Args:
-        name: Of the strength in the group.
-        group: As it is now.
-        loaded: The group that takes its place, without a strength of its own.
-        chosen: What was chosen, and for which learning rate, by id of a group's list of parameters.
-    """
-    alpha, lr = chosen.get(id(group["params"]), (None, 0.0))
-    if alpha is None or group[name] != alpha:  # not chosen, or changed since
-        return
-    # in the middle of a schedule lr is low, and the peak stands beside it
-    peak = max(float(loaded[key]) for key in ("lr", "initial_lr", "max_lr") if key in loaded)
-    if peak > 1.01 * lr:  # less is a schedule's rounding
-        warnings.warn(
-            f"alpha='auto' chose {name}={alpha:.3g} for lr={lr:.3g}, and the state that is loaded has lr={peak:.3g} "
-            f"and no alpha of its own: alpha * lr will be {alpha * peak:.3g}, not {alpha * lr:.3g}. Build the "
-            f"optimizer with lr={peak:.3g} before loading, or lower {name} in its groups.",
-            stacklevel=3,
-        )
 
 
 def check_max_scale(value: object) -> None:

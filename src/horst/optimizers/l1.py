@@ -69,11 +69,13 @@ def soft_threshold(optimizer: Optimizer) -> Any:
 def _add_subgradient(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
         raise RuntimeError("penalize_l1 acts before step(), when a closure has no gradients yet: step without one.")
+    scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler that leaves it to a fused step to divide by it
     for group in optimizer.param_groups:
         if group.get("l1"):
             for p in group["params"]:
                 if p.grad is not None:
-                    p.grad.add_(p.sign(), alpha=group["l1"])
+                    subgradient = p.sign() if scale is None else p.sign() * scale.to(p.device, non_blocking=True)
+                    p.grad.add_(subgradient, alpha=group["l1"])
 
 
 @torch.no_grad()

@@ -7,11 +7,12 @@ checkpoints, schedulers and trainers need not know the difference.
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 import operator
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, overload
 
 import torch
@@ -23,8 +24,8 @@ from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.kernels.soft_threshold import soft_threshold_
-from horst.optimizers.auto_alpha import AUTO, Alpha, resolve_auto
-from horst.optimizers.hyperparameters import check_adam_hyperparameters, warn_of_larger_lr
+from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha, refuse_flat_shards
+from horst.optimizers.hyperparameters import check_adam_hyperparameters
 from horst.optimizers.step_parts import Parts, local_shards, own_parts, split
 
 __all__ = ["MirroredAdam"]
@@ -77,10 +78,11 @@ class MirroredAdam(Optimizer, abc.ABC):
             "stochastic_rounding": stochastic_rounding,
         }
         check_adam_hyperparameters(defaults)
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(f"{type(self).__name__} takes parameters, got a module: give model.parameters().")
         self._forget_launches()
         self._masks: dict[Tensor, Tensor] = {}
-        # by id of a group's list: the alpha that "auto" chose, and the lr it chose it for
-        self._chosen: dict[int, tuple[float, float]] = {}
+        self._auto = AutoAlpha()
         self._is_built = False
         super().__init__(params, defaults)
         self._is_built = True
@@ -89,6 +91,10 @@ class MirroredAdam(Optimizer, abc.ABC):
     @abc.abstractmethod
     def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
         """Which of these parameters of a group get the mirror step, given that its alpha or beta is not 0."""
+
+    def _choose_shrunk(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
+        """Which of these parameters of a group get the soft threshold, given that its l1 is not 0."""
+        return [True] * len(params)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
@@ -120,18 +126,21 @@ class MirroredAdam(Optimizer, abc.ABC):
                         f"fused=True was asked for, but {reason}. Use fused=None to choose by what is there."
                     )
         super().add_param_group(param_group)
-        if self._is_built:  # else all groups are resolved together
-            try:
-                self._resolve_auto(self.param_groups[-1:])
-            except ValueError:
-                self.param_groups.pop()
-                raise
+        try:
+            group = self.param_groups[-1]
+            if not all(self._choose_mirrored(group, group["params"])):
+                refuse_flat_shards(group["params"], f"{type(self).__name__} takes its mirror step on matrices")
+            if self._is_built:  # else all groups are resolved together
+                self._resolve_auto([group])
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
-        waiting = [group for group in groups if group["alpha"] == AUTO]
-        resolve_auto(groups, [p for group in waiting for p in group["params"]])
-        for group in waiting:
-            self._chosen[id(group["params"])] = (group["alpha"], float(group["lr"]))
+        def mirrored(group: dict[str, Any]) -> Iterator[Tensor]:
+            return itertools.compress(group["params"], self._choose_mirrored(group, group["params"]))
+
+        self._auto.resolve(groups, mirrored, (p for group in self.param_groups for p in group["params"]))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this class or of ``torch.optim.AdamW``.
@@ -154,11 +163,11 @@ class MirroredAdam(Optimizer, abc.ABC):
             )
         if len(groups) == len(self.param_groups):  # else the base class says what is wrong
             merged = []
-            for old, new in zip(self.param_groups, groups, strict=True):
+            for old, loaded in zip(self.param_groups, groups, strict=True):
+                new = self._auto.without_unresolved(loaded)
                 kept = {k: v for k, v in old.items() if k in self.defaults}
                 merged.append({**kept, **new, **{k: kept[k] for k in _OF_THIS_MACHINE}})
-                if "alpha" not in new:
-                    warn_of_larger_lr("alpha", old, new, self._chosen)
+                self._auto.check_loaded(old, new)
             groups = merged
         super().load_state_dict({**state_dict, "param_groups": groups})
 
@@ -166,9 +175,10 @@ class MirroredAdam(Optimizer, abc.ABC):
         super().__setstate__(state)
         self._forget_launches()
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
-        self.__dict__.setdefault("_chosen", {})
+        self.__dict__.setdefault("_auto", AutoAlpha())
         self._is_built = True
-        self.defaults.setdefault("l1", 0.0)  # a pickle from before the option existed
+        for option, value in (("l1", 0.0), ("max_scale", None)):  # a pickle from before these existed
+            self.defaults.setdefault(option, value)
         for group in self.param_groups:
             for key, value in self.defaults.items():  # checkpoints from before an option existed
                 group.setdefault(key, value)
@@ -350,10 +360,13 @@ class MirroredAdam(Optimizer, abc.ABC):
                 cache=self._launches[index, on, masked] if backend == "fused" else None,
             )
         if group["l1"]:
+            shrunk = self._choose_shrunk(group, tensors.params)
             soft_threshold_(
-                tensors.params,
+                [p for p, on in zip(tensors.params, shrunk, strict=True) if on],
                 group["lr"] * group["l1"],
-                steps=tensors.steps if group["stochastic_rounding"] else None,
+                steps=[t for t, on in zip(tensors.steps, shrunk, strict=True) if on]
+                if group["stochastic_rounding"]
+                else None,
                 found_inf=getattr(self, "found_inf", None),
             )
 
@@ -364,6 +377,7 @@ class MirroredAdam(Optimizer, abc.ABC):
                 f"{type(self).__name__}.step() is being captured in a CUDA graph with capturable=False. "
                 "Make the optimizer with capturable=True, and with a tensor lr if a schedule changes it."
             )
+        self._auto.check_step(group)
         lr, alpha = group["lr"], group["alpha"]
         if (
             self._warned

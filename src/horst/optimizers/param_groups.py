@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from horst.optimizers.auto_alpha import Alpha
+from horst.optimizers.auto_alpha import Alpha, refuse_flat_shards
 from horst.optimizers.hyperparameters import check_alpha, check_number
 from horst.optimizers.model_structure import Kind, block_prefixes, clean_name, parameter_kinds
 
@@ -139,6 +139,7 @@ def param_groups(
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not params:
         raise ValueError(f"{type(model).__name__} has no trainable parameter: each has requires_grad=False.")
+    refuse_flat_shards(params.values(), "param_groups tells matrices from vectors")
     for argument, rules in (("no_decay", no_decay), ("no_mirror", no_mirror)):
         for rule in rules:
             if rule not in _KINDS and not any(fnmatchcase(clean_name(name), rule) for name in params):

@@ -11,11 +11,13 @@ again instead of keeping anything. ``reference.py`` holds the formula, ``triton.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from horst.kernels.backends import runs_kernels
 from horst.kernels.short_attention.reference import short_attention_reference, split_heads
@@ -32,8 +34,9 @@ def short_attention(qkv: Tensor, heads: int) -> Tensor:
     """Attention of every token to every other, from queries, keys and values side by side.
 
     On a CUDA device the kernels of this package compute it: in half precision unless both the tokens and the width of a
-    head are above 64, in float32 if neither is. Elsewhere PyTorch's ``scaled_dot_product_attention`` does.
-    Differentiable once.
+    head are above 64, in float32 if neither is. Elsewhere, and in a model that is exported, PyTorch's
+    ``scaled_dot_product_attention`` does. Both are differentiable once. Under the transforms of ``torch.func`` and in
+    forward mode the plain formula computes it, which knows every derivative.
 
     Args:
         qkv: ``(batch, tokens, 3 * width)``: the output of one projection, queries before keys before values, each
@@ -41,12 +44,16 @@ def short_attention(qkv: Tensor, heads: int) -> Tensor:
         heads: By which ``width`` can be divided.
 
     Returns:
-        ``(batch, tokens, width)``, of the same dtype.
+        ``(batch, tokens, width)``, of the same dtype, under autocast too.
 
     Example:
         >>> short_attention(torch.zeros(2, 4, 3 * 8), heads=2).shape
         torch.Size([2, 4, 8])
     """
+    if not isinstance(heads, int):
+        raise TypeError(f"heads must be an int, got {heads!r}.")
+    if not qkv.is_floating_point():
+        raise TypeError(f"qkv must be of a floating-point dtype, got {qkv.dtype}.")
     if qkv.dim() != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
         raise ValueError(
             f"qkv must be (batch, tokens, 3 * width) with a width that {heads} heads can share, got {tuple(qkv.shape)}."
@@ -55,12 +62,21 @@ def short_attention(qkv: Tensor, heads: int) -> Tensor:
     if not (0 < tokens <= MAX_TOKENS and 0 < head_width <= MAX_HEAD_WIDTH):
         raise ValueError(
             f"short attention is for at most {MAX_TOKENS} tokens and heads at most {MAX_HEAD_WIDTH} wide, got {tokens} "
-            f"and {head_width}. Use scaled_dot_product_attention."
+            f"and {head_width}. Use scaled_dot_product_attention, or attention='fused' in a DeiTConfig."
         )
+    # A custom operator has no rules for torch.func and no forward-mode derivative, which torch then takes for zero.
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    # Not is_exporting(): the Dynamo of 2.11 takes it for true under torch.compile too (pytorch issue 176347).
+    exporting = torch.compiler._is_exporting_flag or torch._C._get_tracing_state() is not None
     rows, columns = (64 if n <= 64 else 128 for n in (tokens, head_width))
-    if qkv.dtype in _DTYPES and rows * columns * qkv.element_size() <= _MAX_TILE and runs_kernels(qkv):
+    fits = qkv.dtype in _DTYPES and rows * columns * qkv.element_size() <= _MAX_TILE
+    if fits and runs_kernels(qkv) and not transformed and not exporting:
         return _forward(qkv.contiguous(), heads)
-    return F.scaled_dot_product_attention(*split_heads(qkv, heads)).transpose(1, 2).flatten(2)
+    autocast = not qkv.is_meta and torch.is_autocast_enabled(qkv.device.type)
+    with torch.autocast(qkv.device.type, enabled=False) if autocast else contextlib.nullcontext():
+        if transformed:
+            return short_attention_reference(qkv, heads)
+        return F.scaled_dot_product_attention(*split_heads(qkv, heads)).transpose(1, 2).flatten(2)
 
 
 @torch.library.custom_op("horst::short_attention", mutates_args=())
@@ -98,3 +114,13 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 _forward.register_autograd(_gradient, setup_context=_keep)
+
+
+def _refuse(ctx: Any, grad: Tensor) -> NoReturn:
+    raise RuntimeError(
+        "short attention is differentiable once. For second derivatives use short_attention_reference, or "
+        "attention='matmul' in a DeiTConfig."
+    )
+
+
+_backward.register_autograd(_refuse)
