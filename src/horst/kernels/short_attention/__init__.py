@@ -66,7 +66,7 @@ def short_attention(qkv: Tensor, heads: int) -> Tensor:
         )
     # A custom operator has no rules for torch.func and no forward-mode derivative, which torch then takes for zero.
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    # Not is_exporting(): the Dynamo of 2.11 takes it for true under torch.compile too (pytorch issue 176347).
+    # Not is_exporting(): the Dynamo of 2.11 takes it for true under torch.compile too.
     exporting = torch.compiler._is_exporting_flag or torch._C._get_tracing_state() is not None
     rows, columns = (64 if n <= 64 else 128 for n in (tokens, head_width))
     fits = qkv.dtype in _DTYPES and rows * columns * qkv.element_size() <= _MAX_TILE
