@@ -156,8 +156,8 @@ def test_auto_warns_when_a_larger_rate_is_loaded_without_an_alpha(key):
     (chosen,) = (group["alpha"] for group in optimizer.param_groups)
     state = torch.optim.AdamW([p], lr=1e-3).state_dict()
     state["param_groups"][0][key] = 1e-2  # in a warm-up lr is small, and the peak is initial_lr
-    text = rf"chose alpha={chosen:.3g} for lr=0.001, and .* has lr=0.01 .* {chosen / 100:.3g}, not {chosen / 1000:.3g}"
-    with pytest.warns(UserWarning, match=text + r".*Build the optimizer with lr=0.01"):
+    text = rf"chose alpha={chosen:.3g} for lr=0.001, and .* has lr=0.01: .* {chosen / 100:.3g}, not {chosen / 1000:.3g}"
+    with pytest.warns(UserWarning, match=text + r".*Build the optimizer with the peak of the schedule as lr"):
         optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["alpha"] == chosen
 

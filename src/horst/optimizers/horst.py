@@ -69,7 +69,7 @@ class HORST(MirroredAdam):
         >>> model(torch.ones(3, 4)).square().mean().backward()
         >>> optimizer.step()
         >>> HORST(model.parameters(), lr=1e-3, betas=(0.9, 0.95), alpha="auto").param_groups[0]["alpha"]
-        50.0
+        100.0
 
     References: HORST, Algorithm 2 and Corollary 4.5.
     """

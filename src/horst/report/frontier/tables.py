@@ -47,13 +47,17 @@ def auto_table(results: Sequence[Result]) -> str:
     lines = []
     for given, own in by_budget(cells).items():
         tuned = [best(at(of(own, "AdamW"), sparsity=level)) for level in levels]
-        lines.append([budget_words(given), "best", "AdamW", *map(text_of, tuned), ""])
+        label = budget_words(given)
+        if any(tuned):
+            lines.append([label, "best", "AdamW", *map(text_of, tuned), ""])
+            label = ""
         for lr in _rates(own):
             for name in ("HORST, alpha 5", "HORST, auto"):
                 found = [_only(at(of(own, name), lr=lr, sparsity=level)) for level in levels]
                 behind = _behind(own, lr) if name == "HORST, auto" else {}
                 verdict = ", ".join(f"{level_names([level])[0]}: {by}" for level, by in behind.items()) or "nowhere"
-                lines.append(["", f"{lr:g}", name, *map(text_of, found), verdict if name == "HORST, auto" else ""])
+                lines.append([label, f"{lr:g}", name, *map(text_of, found), verdict if name == "HORST, auto" else ""])
+                label = ""
     columns = [cells[0].measure.name, "lr", "optimizer", *level_names(levels), "auto worse than alpha 5"]
     return markdown(columns, lines)
 
@@ -77,11 +81,11 @@ def auto_words(results: Sequence[Result]) -> str:
                     beside += 1
                     beaten += auto.cost < adamw.cost
     words = f"With every seed it is so in {always}, by more than twice the standard error in {clearly}. "
+    better = f"It is better than AdamW at AdamW's best learning rate and weight decay in {beaten} of {beside}."
     return (
         f"By the mean over seeds, auto is worse than alpha 5 in {behind} of {compared} cells{': ' if where else ''}"
-        f"{'; '.join(where)}. {words if where else ''}"
-        f"It is better than AdamW at AdamW's best learning rate and weight decay in {beaten} of {beside}."
-    )
+        f"{'; '.join(where)}. {words if where else ''}{better if beside else ''}"
+    ).strip()
 
 
 def tuned_table(results: Sequence[Result]) -> str:
