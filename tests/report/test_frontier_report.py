@@ -268,6 +268,21 @@ def test_sparse_vision_is_set_against_dense_adamw(frontier):
     assert [line[4] for line in found] == ["-0.5", "-0.5"]
 
 
+@pytest.mark.parametrize("study", ["language", "vision"])
+def test_a_study_without_adamw_shows_the_rule_alone(frontier, study):
+    whole = frontier[f"frontier_{study}"]
+    rows = [row for row in whole.rows if row["optimizer"] == "horst" and row["alpha"] in (5.0, "auto")]
+    content = getattr(frontier_sections, study)([dataclasses.replace(whole, rows=rows)])
+    assert len(content.tables) == 1
+    assert content.figures == []
+    words, with_adamw = content.summary[0], auto_words([whole])
+    assert "AdamW" not in words
+    assert with_adamw.startswith(words)
+    lines = parse(auto_table([dataclasses.replace(whole, rows=rows)]))[1]
+    assert {line[2] for line in lines} == {"HORST, alpha 5", "HORST, auto"}
+    assert [line[0] for line in lines if line[0]] == [line[0] for line in parse(auto_table([whole]))[1] if line[0]]
+
+
 # --- figures and sections ---------------------------------------------------------------------------------------------
 
 

@@ -34,11 +34,13 @@ _FREE = (
 
 def language(results: Sequence[Result]) -> Content:
     """Perplexity against alpha * lr, auto against alpha 5 and AdamW, all tuned, and the headline."""
+    if not _has_adamw(results):
+        return _rule_alone(results)
     return Content(
         summary=[auto_words(results)],
         tables=[
             Table.of(_FREE, free_table(results)),
-            Table.of(f"HORST's own rule at every learning rate. {SEEDS}", auto_table(results)),
+            _rule(results),
             Table.of(f"Each optimizer at its best, by sparsity, with its settings. {EDGES}", tuned_table(results)),
         ],
         figures=[
@@ -50,10 +52,12 @@ def language(results: Sequence[Result]) -> Content:
 
 def vision(results: Sequence[Result]) -> Content:
     """Accuracy against alpha * lr, auto against alpha 5 and AdamW, and ways to train sparse."""
+    if not _has_adamw(results):
+        return _rule_alone(results)
     levels = [level for level in sorted({row["sparsity"] for row in results[0].rows}) if level]
     tables = [
         Table.of(f"Sparse and dense, each at its best. {EDGES}", sparse_against_dense_table(results)),
-        Table.of(f"HORST's own rule at every learning rate. {SEEDS}", auto_table(results)),
+        _rule(results),
         Table.of(f"Each optimizer at its best, with its settings. {EDGES}", tuned_table(results)),
     ]
     if {row["method"] for row in results[0].rows} - {"dense", "acdc"}:
@@ -73,6 +77,19 @@ def compositions(results: Sequence[Result]) -> Content:
         ],
         figures=[_curves(results, methods)],
     )
+
+
+def _rule(results: Sequence[Result]) -> Table:
+    return Table.of(f"HORST's own rule at every learning rate. {SEEDS}", auto_table(results))
+
+
+def _has_adamw(results: Sequence[Result]) -> bool:
+    return any(row["optimizer"] == "adamw" for result in results for row in result.rows)
+
+
+def _rule_alone(results: Sequence[Result]) -> Content:
+    """Of a study without AdamW, such as one of more seeds for the rule: there is nothing else to compare."""
+    return Content(summary=[auto_words(results)], tables=[_rule(results)], figures=[])
 
 
 def _middle_and_last(results: Sequence[Result]) -> list[float]:
