@@ -38,6 +38,8 @@ def test_files_of_one_machine_share_a_line_that_names_each_ones_commit():
         f"`1.json` ({'a' * 12}), `3.json` ({'b' * 12}): 30 s on H200, torch 2.11.0; in brackets the commit.",
         f"`2.json`: 7 s on x86_64, torch 2.11.0, commit {'c' * 12}.",
     ]
+    alike = [result("a" * 40, "H200", 1.0), result("a" * 40, "H200", 2.0)]
+    assert origins(["1.json", "2.json"], alike) == f"`1.json`, `2.json`: 3 s on H200, torch 2.11.0, commit {'a' * 12}."
 
 
 def drawing(text):

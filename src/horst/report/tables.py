@@ -71,9 +71,12 @@ def origins(paths: Sequence[str], results: Sequence[Result]) -> str:
         if len(found) == 1:
             paragraphs.append(origin(*found[0]))
             continue
-        files = ", ".join(f"`{path}` ({result.environment['commit'][:12]})" for path, result in found)
+        commits = [result.environment["commit"][:12] for _, result in found]
+        alike = len(set(commits)) == 1
+        files = ", ".join(f"`{p}`" if alike else f"`{p}` ({c})" for (p, _), c in zip(found, commits, strict=True))
+        commit = f", commit {commits[0]}" if alike else "; in brackets the commit"
         seconds = sum(result.seconds for _, result in found)
-        paragraphs.append(f"{files}: {seconds:.0f} s on {device}, torch {torch}; in brackets the commit.")
+        paragraphs.append(f"{files}: {seconds:.0f} s on {device}, torch {torch}{commit}.")
     return "\n\n".join(paragraphs)
 
 
