@@ -28,8 +28,7 @@ def why_not_fused(params: Sequence[Tensor]) -> str | None:
     """The reason why a fused kernel cannot run on these parameters, or None when it can."""
     if not _HAS_TRITON:
         return "Triton is not installed (it comes with torch for CUDA)"
-    interpreting = os.environ.get("TRITON_INTERPRET") == "1"
-    if not all(map(_IS_CUDA, params)) and not (interpreting and all(p.is_cpu for p in params)):
+    if not all(map(_IS_CUDA, params)) and not all(map(runs_kernels, params)):
         elsewhere = next((p.device for p in params if not p.is_cuda), None)
         return f"a parameter is on {elsewhere}, and the kernel runs on CUDA devices"
     if other := {p.dtype for p in params}.difference(_FUSED_DTYPES):

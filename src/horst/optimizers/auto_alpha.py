@@ -35,6 +35,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from horst.optimizers.model_structure import refuse_flat_shards
+
 Alpha = float | Literal["auto"]
 AUTO = "auto"
 MAX_RATE = 0.1
@@ -136,15 +138,6 @@ class AutoAlpha:
 def _peak(group: dict[str, Any]) -> float:
     """The largest learning rate that a group knows of: in the middle of a schedule the peak stands beside ``lr``."""
     return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if key in group)
-
-
-def refuse_flat_shards(tensors: Iterable[Tensor], why: str) -> None:
-    """An error where FSDP1 has cut the weights into flat pieces, of which nobody can tell which were matrices."""
-    if any(hasattr(t, "_fsdp_flattened") for t in tensors):
-        raise ValueError(
-            f"{why}, and FullyShardedDataParallel (FSDP1) has flattened these. Use FSDP2 (fully_shard; in accelerate "
-            "fsdp_version: 2), or horst.HORST with alpha as a number, whose mirror step is then taken on everything."
-        )
 
 
 def typical_width(tensors: Iterable[Tensor]) -> float:

@@ -24,8 +24,9 @@ from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.kernels.soft_threshold import soft_threshold_
-from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha, refuse_flat_shards
+from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
+from horst.optimizers.model_structure import refuse_flat_shards
 from horst.optimizers.step_parts import Parts, local_shards, own_parts, split
 
 __all__ = ["MirroredAdam"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from torch import Tensor, nn
 
-__all__ = ["Kind", "block_prefixes", "clean_name", "parameter_kinds"]
+__all__ = ["Kind", "block_prefixes", "clean_name", "parameter_kinds", "refuse_flat_shards"]
 
 Kind = Literal["matrix", "embedding", "position", "head", "norm", "bias", "vector"]
 
@@ -98,3 +99,12 @@ def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
             kind = "matrix"
         kinds[raw_name] = kind
     return kinds
+
+
+def refuse_flat_shards(tensors: Iterable[Tensor], why: str) -> None:
+    """An error where FSDP1 has cut the weights into flat pieces, of which nobody can tell which were matrices."""
+    if any(hasattr(t, "_fsdp_flattened") for t in tensors):
+        raise ValueError(
+            f"{why}, and FullyShardedDataParallel (FSDP1) has flattened these. Use FSDP2 (fully_shard; in accelerate "
+            "fsdp_version: 2), or horst.HORST with alpha as a number, whose mirror step is then taken on everything."
+        )

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from horst.optimizers.auto_alpha import Alpha, refuse_flat_shards
+from horst.optimizers.auto_alpha import Alpha
 from horst.optimizers.hyperparameters import check_alpha, check_number
-from horst.optimizers.model_structure import Kind, block_prefixes, clean_name, parameter_kinds
+from horst.optimizers.model_structure import Kind, block_prefixes, clean_name, parameter_kinds, refuse_flat_shards
 
 __all__ = ["ParamGroups", "ParamRow", "param_groups"]
 
