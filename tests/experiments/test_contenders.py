@@ -146,3 +146,25 @@ def test_horst_over_muon_is_muons_step_and_then_the_mirror_step():
         assert_close(p.detach(), half, rtol=1e-9, atol=1e-12)
     moved = before["transformer.h.0.mlp.c_fc.weight"] - halves["transformer.h.0.mlp.c_fc.weight"].detach()
     assert moved.square().mean().sqrt() == pytest.approx(0.2 * 0.02, rel=0.3), "as large as AdamW's"
+
+
+def test_adamw_held_is_adamw_with_the_learning_rate_of_autos_bound_on_the_mirrored_tensors():
+    torch.manual_seed(0)
+    ours = GPT2(SHAPE).double()
+    theirs = GPT2(SHAPE).double()
+    theirs.load_state_dict(ours.state_dict())
+    common = Optimization(lr=0.05, weight_decay=0.1)
+    held = common.make(ours, "adamw-held")
+    bounds = {group["max_step"] for group in held.param_groups if group["max_step"] is not None}
+    assert len(bounds) == 1
+    adamw = common.make(theirs, "adamw")
+    for group in adamw.param_groups:
+        if all(p.dim() == 2 for p in group["params"]):
+            group["lr"] = min(bounds)
+    for i, (p, q) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
+        p.grad = q.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
+    for _ in range(3):
+        held.step()
+        adamw.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(p.detach(), q.detach(), rtol=1e-10, atol=1e-14)

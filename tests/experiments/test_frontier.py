@@ -67,23 +67,26 @@ def language(tokens, folder, **changes):
     return tiny("frontier_language", tokens, folder, **{**small, **changes})
 
 
+ADAMW = (("adamw", 0.0), ("adamw-held", 0.0))
+
+
 def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens, tmp_path, monkeypatch):
     config = language(tokens, tmp_path / "runs")
     result = RECIPES["frontier_language"].run(config)
     dense = [row for row in result.rows if row["method"] == "dense"]
     asked = [(row["study"], row["optimizer"], row["alpha"], row["lr"], row["weight_decay"]) for row in dense]
     assert asked == [
-        *(("length", *who, 1e-3, 0.1) for who in (("adamw", 0.0), ("horst", 5.0), ("horst", "auto"))),
+        *(("length", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
         *(("proximal", *who, 4e-3, 0.1) for who in (("adamw-proximal", 0.0), ("horst-proximal", "auto"))),
-        *(("width", *who, 1e-3, 0.1) for who in (("adamw", 0.0), ("horst", 5.0), ("horst", "auto"))),
-        *(("alpha", *who, 1e-3, 0.1) for who in (("adamw", 0.0), ("horst", 5.0), ("horst", 20.0), ("horst", "auto"))),
+        *(("width", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
+        *(("alpha", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", 20.0), ("horst", "auto"))),
         # alpha 5 at this rate is 0.02 over it: one run, not two
-        *(("alpha", *who, 4e-3, 0.1) for who in (("adamw", 0.0), ("horst", 5.0), ("horst", "auto"))),
+        *(("alpha", *who, 4e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
         ("decay", "adamw", 0.0, 1e-3, 0.0),
         *(("decay", "adamw", 0.0, 2e-3, decay) for decay in (0.0, 0.1)),
         ("decay", "adamw", 0.0, 4e-3, 0.0),
     ]
-    assert [(row["width"], row["steps"]) for row in dense[4:9:2]] == [(8, 6), (16, 4), (8, 4)]
+    assert [(row["width"], row["steps"]) for row in dense[5:12:3]] == [(8, 6), (16, 4), (8, 4)]
     for row in result.rows:
         assert row["perplexity"] > 1
         assert row["largest"] > row["std"] > 0
@@ -118,6 +121,7 @@ def test_adamw_is_tuned_at_every_budget_and_the_rule_has_seeds_of_its_own(tokens
             seeds[p.optimizer, p.run.optimization.alpha].append(p.seed)
     assert seeds == {
         ("adamw", 5.0): [0, 1],
+        ("adamw-held", 5.0): [0, 1],
         ("horst", 5.0): [0, 1, 2],
         ("horst", 20.0): [0, 1],
         ("horst", "auto"): [0, 1, 2],
@@ -130,7 +134,7 @@ def test_two_workers_find_what_one_finds(tokens, tmp_path):
         RECIPES["frontier_language"].run(language(tokens, tmp_path / str(n), workers=n, **small)).rows for n in (1, 2)
     ]
     assert without_clocks(rows[0]) == without_clocks(rows[1])
-    assert len(rows[0]) == 2 * 4
+    assert len(rows[0]) == 2 * 5
 
 
 STUDY = """

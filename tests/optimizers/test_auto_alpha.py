@@ -12,7 +12,7 @@ from torch import nn
 from horst import HAM, HORST, compose, param_groups
 from horst.integrations.matrices import MatrixHORST
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
-from horst.optimizers.auto_alpha import LARGE_STEP, MAX_RATE, SPREAD, WANDER, root_mean_square, typical_width
+from horst.optimizers.auto_alpha import MAX_RATE, SPREAD, WANDER, root_mean_square, typical_width
 
 BETAS = (0.9, 0.95)  # short enough a memory for the largest rate
 
@@ -110,13 +110,101 @@ def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     assert root_mean_square([torch.full((3,), 2.0)]) == 2.0
 
 
-@pytest.mark.parametrize("step", [LARGE_STEP / 2, LARGE_STEP, 4 * LARGE_STEP])
-def test_where_adams_step_is_large_beside_the_weights_the_rate_falls_in_proportion(step):
-    net = model()
-    lr = step * size(net)
-    (group,) = HORST(net.parameters(), lr=lr, alpha="auto", betas=BETAS).param_groups
-    assert group["alpha"] * lr == pytest.approx(MAX_RATE * min(1.0, LARGE_STEP / step))
-    assert group["max_scale"] == pytest.approx(SPREAD * max(size(net), 1 / group["alpha"]))
+def mirrored(params, lr, **options):
+    return HORST(params, lr=lr, betas=BETAS, **options)
+
+
+def composed(params, lr, **options):
+    return compose(torch.optim.AdamW(params, lr=lr, betas=BETAS), **options)
+
+
+BOTH = pytest.mark.parametrize(("make", "prefix"), [(mirrored, ""), (composed, "mirror_")])
+
+
+@BOTH
+def test_a_learning_rate_that_is_large_beside_the_weights_is_held(make, prefix):
+    """Neither half of a step moves a weight of the usual size by more than a tenth."""
+    start = torch.full((8, 8), 0.02)
+
+    def train(lr, alpha, **options) -> tuple[torch.Tensor, dict]:
+        p = nn.Parameter(start.clone())
+        optimizer = make([p], lr, alpha=alpha, **options)
+        for _ in range(3):
+            p.grad = torch.ones(8, 8)
+            optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == lr  # what the schedule and the logs see
+        return p.detach(), optimizer.param_groups[0]
+
+    with pytest.warns(
+        UserWarning, match=r"lr=0.05 is more than 0.1 times .* takes it as 0.002. To use all of it, give"
+    ):
+        held, group = train(0.05, "auto")
+    exactly, at_the_bound = train(0.1 * root_mean_square([start]), "auto")
+    torch.testing.assert_close(held, exactly, rtol=0, atol=0)
+    options = [prefix + name for name in ("alpha", "max_exponent", "max_scale", "max_step")]
+    assert [group[option] for option in options] == [at_the_bound[option] for option in options]
+    assert group[prefix + "max_step"] == pytest.approx(0.002)
+    free, group = train(0.05, "auto", max_step=0.05)  # silent: warnings are errors here
+    assert group[prefix + "max_step"] == 0.05
+    assert group[prefix + "alpha"] * 0.05 == pytest.approx(MAX_RATE)
+    assert free.max() < held.min()
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["float", "tensor"])
+@given(lr=st.floats(1e-4, 1e-1), bound=st.floats(1e-4, 1e-1), beta=st.sampled_from([0.0, 0.1]))
+def test_a_bounded_learning_rate_is_the_smaller_of_the_two_in_every_part_of_the_step(
+    make, prefix, kind, lr, bound, beta
+):
+    del prefix
+
+    def train(lr, **options) -> torch.Tensor:
+        p = nn.Parameter(torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4))
+        rate = torch.tensor(lr, dtype=torch.float64) if kind == "tensor" else lr
+        optimizer = make([p], rate, alpha=5.0, beta=beta, **options)
+        for i in range(3):
+            p.grad = torch.cos(torch.arange(16, dtype=torch.float64) + i).reshape(4, 4)
+            optimizer.step()
+        return p.detach()
+
+    torch.testing.assert_close(train(lr, max_step=bound), train(min(lr, bound)), rtol=1e-12, atol=0)
+
+
+def test_the_soft_threshold_follows_the_bounded_learning_rate_and_unmirrored_tensors_the_given_one():
+    weight, bias = nn.Parameter(torch.full((4, 4), 0.02)), nn.Parameter(torch.full((4,), 0.02))
+    optimizer = MatrixHORST([weight, bias], lr=0.1, weight_decay=0.0, alpha=1.0, max_step=1e-3, l1=1.0)
+    weight.grad, bias.grad = torch.zeros(4, 4), torch.ones(4)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((4, 4), 0.019))
+    torch.testing.assert_close(bias.detach(), torch.full((4,), -0.08))
+
+
+@pytest.mark.parametrize("backend", [{"foreach": False}, {"foreach": True}, {"capturable": True}])
+def test_a_compiled_step_holds_the_learning_rate_too(backend):
+    def train(compiled: bool) -> torch.Tensor:
+        p = nn.Parameter(torch.full((8, 8), 0.02))
+        lr = torch.tensor(0.05)
+        optimizer = HORST([p], lr=lr, betas=BETAS, alpha="auto", max_step=2e-3, **backend)
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        for rate in (0.05, 1e-3, 1e-2):
+            lr.fill_(rate)
+            p.grad = torch.ones(8, 8)
+            step()
+        return p.detach()
+
+    torch.testing.assert_close(train(compiled=True), train(compiled=False), rtol=1e-6, atol=0)
+
+
+@BOTH
+def test_a_state_from_before_the_bound_goes_on_without_it(make, prefix):
+    p = nn.Parameter(torch.full((8, 8), 0.02))
+    old = make([p], 1e-2, alpha=5.0).state_dict()
+    for group in old["param_groups"]:
+        del group[prefix + "max_step"]
+    optimizer = make([p], 1e-3, alpha="auto")
+    optimizer.load_state_dict(old)
+    assert optimizer.param_groups[0][prefix + "max_step"] is None
+    assert optimizer.param_groups[0][prefix + "alpha"] == 5.0
 
 
 @pytest.mark.parametrize(("width", "rate"), [(64, MAX_RATE), (400, 0.05), (1600, 0.025), (2500, 0.02)])
@@ -191,7 +279,7 @@ def test_compose_with_auto_is_horst_with_auto():
     nets = [model().double() for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     groups = [param_groups(net, weight_decay=0.1, alpha="auto", mirror="all") for net in nets]
-    optimizers = [HORST(groups[0], lr=3e-2), compose(torch.optim.AdamW(groups[1], lr=3e-2))]
+    optimizers = [HORST(groups[0], lr=1e-2), compose(torch.optim.AdamW(groups[1], lr=1e-2))]
     for _ in range(50):
         x = torch.randn(16, 6, dtype=torch.float64)
         for net, optimizer in zip(nets, optimizers, strict=True):
@@ -212,6 +300,8 @@ def test_compose_with_auto_is_horst_with_auto():
         (lambda: HORST(model().parameters(), alpha="automatic"), "'auto', got 'automatic'"),
         (lambda: HORST(model().parameters(), max_scale=0.0), "max_scale must be above 0"),
         (lambda: HORST(model().parameters(), max_scale=math.nan), "max_scale must be a number"),
+        (lambda: HORST(model().parameters(), max_step=0.0), "max_step must be above 0"),
+        (lambda: composed(model().parameters(), 1e-3, max_step=-1), "max_step must be a number"),
         (lambda: param_groups(model(), weight_decay=0.0, alpha="Auto"), "'auto', got 'Auto'"),
         (lambda: HAM(model().parameters(), alpha="auto"), "HAM's mirror step goes along the raw gradient"),
         (lambda: compose(torch.optim.SGD(model().parameters(), lr=0.1), alpha="auto"), "SGD is not known to"),

@@ -114,7 +114,8 @@ def test_where_auto_is_worse_than_alpha_5_is_marked(frontier):
 
 def test_the_longer_runs_have_the_contenders_that_trained_so_long(frontier):
     columns, lines = parse(contenders_table([frontier["frontier_language"]], steps=1600))
-    assert [line[0] for line in lines] == ["AdamW", "HORST", "HORST, auto", "proximal AdamW", "proximal HORST, auto"]
+    horst = ["HORST", "HORST, auto"]
+    assert [line[0] for line in lines] == ["AdamW", "AdamW, lr held", *horst, "proximal AdamW", "proximal HORST, auto"]
     thresholds = {line[0]: line[1] for line in lines}
     assert thresholds["proximal HORST, auto"] == thresholds["proximal AdamW"] == "threshold over lr and lr"
     own = {"optimizer": "horst-proximal", "steps": 1600, "sparsity": 0.7}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,8 +22,10 @@ from horst.optimizers.spred import factorize
 from horst.optimizers.together import Together
 from horst.sparsity import find_layers
 
+# adamw-held: AdamW whose learning rate has the bound of HORST's own rule
 Name = Literal[
-    "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-l1", "adamw-proximal", "horst-proximal", "spred"
+    "adamw", "adamw-held", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-l1", "adamw-proximal",
+    "horst-proximal", "spred",
 ]  # fmt: skip
 Decay = Literal["matrices", "all"]
 Alpha = float | Literal["auto"]
@@ -164,7 +168,24 @@ def _spred(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
 
 
 def _horst(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    return HORST(settings.groups(model, name), **settings.adam())
+    with _any_lr():
+        return HORST(settings.groups(model, name), **settings.adam())
+
+
+def _adamw_held(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    del name
+    optimizer = _horst(dataclasses.replace(settings, alpha="auto", beta=0.0), model, "horst")
+    for group in optimizer.param_groups:
+        group["alpha"] = 0.0
+    return optimizer
+
+
+@contextlib.contextmanager
+def _any_lr() -> Iterator[None]:
+    """Without the warning that auto holds a large learning rate: a study tries such ones on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lr=.* is more than")
+        yield
 
 
 def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
@@ -175,7 +196,8 @@ def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
     if name == "muon":
         return Together(muon, torch.optim.AdamW(rest, **settings.adam()))
     alpha, beta = settings.strength(name)
-    return Together(compose(muon, alpha=alpha, beta=beta), HORST(rest, **settings.adam()))
+    with _any_lr():
+        return Together(compose(muon, alpha=alpha, beta=beta), HORST(rest, **settings.adam()))
 
 
 def _apart(groups: ParamGroups, model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -192,6 +214,7 @@ def _apart(groups: ParamGroups, model: nn.Module) -> tuple[list[dict[str, Any]],
 
 _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Name], Optimizer]] = {
     "adamw": _adamw,
+    "adamw-held": _adamw_held,
     "ham": lambda settings, model, name: HAM(settings.groups(model, name), **settings.adam()),
     "horst": _horst,
     "hyperbolic": lambda settings, model, name: HyperbolicAdam(settings.groups(model, name), **settings.adam()),

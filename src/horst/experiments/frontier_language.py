@@ -149,11 +149,13 @@ def points(config: Config) -> list[Point]:
 def _contenders(
     config: Config, study: str, run: LanguageConfig, width: int, lrs: Iterable[float], alpha_lrs: Sequence[float]
 ) -> list[Point]:
-    """AdamW, HORST at 5, at given products with the learning rate, and with its own rule."""
+    """AdamW, as it is and with auto's bound on its learning rate; HORST at 5, at given products, and with auto."""
     found = []
+    names: tuple[Name, ...] = ("adamw", "adamw-held")
     for lr in lrs:
-        for seed in config.seeds:
-            found.append(Point(study=study, optimizer="adamw", run=changed(run, width=width, lr=lr), seed=seed))
+        for name in names:
+            for seed in config.seeds:
+                found.append(Point(study=study, optimizer=name, run=changed(run, width=width, lr=lr), seed=seed))
         for alpha in alphas(lr, alpha_lrs):
             settings = changed(run, width=width, lr=lr, alpha=alpha)
             for seed in config.rule_seeds if alpha in (5.0, "auto") else config.seeds:

@@ -25,7 +25,7 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]])
     wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
     key = {
         "config": wanted,
-        "auto": [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD, auto_alpha.LARGE_STEP],
+        "auto": [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD],
     }  # the rule's numbers
     if path.is_file():
         saved = json.loads(path.read_text())

@@ -12,13 +12,12 @@ the usual schedules. A schedule then scales both steps alike. The rate is the le
   gradients were averaged. That is the idea; what was seen is that DeiT-small failed at 0.05 with 0.999. So 0.1 takes a
   ``beta2`` of 0.96 or less, and AdamW's default of 0.999 gets 0.016.
 
-Where Adam's own step is large beside the weights, more than ``LARGE_STEP`` times their root mean square, the rate falls
-in proportion: such a step moves the logarithms enough.
+Adam's own step is held to ``MAX_RATE`` times the root mean square of the weights: a larger learning rate counts as that
+(``max_step``). So neither half of a step moves a weight of that size by more than a tenth, whatever the learning rate.
 
 A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric ``|theta|`` is bounded
 (:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or times ``1 / alpha`` if
-that is more: at that size the two halves of a step are equal, and with a large learning rate weights soon outgrow what
-they started with.
+that is more: at that size the two halves of a step are equal.
 Adam's step is about ``lr``, but up to seven times that for weights whose gradients were zero for long, such as those
 that sparse training brings back; so the exponent is clamped at the rate. Together: whatever the learning rate and the
 gradients, the mirror step scales no weight by more than ``exp(rate)``, and moves none by more than the rate times that
@@ -36,24 +35,26 @@ import torch
 from torch import Tensor
 
 from horst.optimizers.model_structure import refuse_flat_shards
+from horst.optimizers.step_parts import at_most
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
 MAX_RATE = 0.1
 WANDER = 0.5
 SPREAD = 16.0
-LARGE_STEP = 0.25
 
 
 class AutoAlpha:
     """``alpha="auto"`` in the groups of one optimizer: chosen once, and watched afterwards.
 
     Args:
-        prefix: Of the names ``alpha``, ``max_exponent`` and ``max_scale`` in the groups.
+        prefix: Of the names ``alpha``, ``max_exponent``, ``max_scale`` and ``max_step`` in the groups.
     """
 
     def __init__(self, prefix: str = "") -> None:
-        self._alpha, self._max_exponent, self._max_scale = (prefix + n for n in ("alpha", "max_exponent", "max_scale"))
+        self._alpha, self._max_exponent, self._max_scale, self._max_step = (
+            prefix + name for name in ("alpha", "max_exponent", "max_scale", "max_step")
+        )
         # by id of a group's list of parameters: the alpha that was chosen, and the lr it was chosen for
         self._chosen: dict[int, tuple[float, float]] = {}
 
@@ -98,18 +99,23 @@ class AutoAlpha:
                 continue
             _, beta2 = group.get("betas", (0.0, 0.0))  # an optimizer without them divides by no mean
             rate = min(MAX_RATE, 1 / math.sqrt(width), WANDER * math.sqrt(1 - float(beta2)))
-            group[self._alpha] = rate / lr * min(1.0, LARGE_STEP * size / lr)
+            if group[self._max_step] is None:
+                group[self._max_step] = MAX_RATE * size
+                _warn_if_held(lr, size)
+            group[self._alpha] = rate / min(lr, group[self._max_step])
             if group[self._max_exponent] is None:
                 group[self._max_exponent] = rate
             if group[self._max_scale] is None:
                 group[self._max_scale] = SPREAD * max(size, 1 / group[self._alpha])
-            self._chosen[id(group["params"])] = (group[self._alpha], lr)
+            self._chosen[id(group["params"])] = (group[self._alpha], min(lr, group[self._max_step]))
 
     def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
-        if group.get(self._alpha) != AUTO:
-            return group
-        return {k: v for k, v in group.items() if k not in (self._alpha, self._max_exponent, self._max_scale)}
+        if group.get(self._alpha) == AUTO:
+            ours = (self._alpha, self._max_exponent, self._max_scale, self._max_step)
+            return {k: v for k, v in group.items() if k not in ours}
+        # a state of ours from before the learning rate was bounded goes on without
+        return {self._max_step: None, **group} if self._alpha in group else group
 
     def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
         """Warn where a group's strength was chosen for a smaller learning rate than that of a group without its own."""
@@ -124,13 +130,14 @@ class AutoAlpha:
 
     def _warn_beyond(self, group: dict[str, Any], lr: float, whose: str, stacklevel: int) -> None:
         alpha, built = self._chosen.get(id(group["params"]), (None, 0.0))
-        if alpha is None or group[self._alpha] != alpha or not lr > 1.01 * built:  # 1.01: a schedule's rounding
+        counts = at_most(lr, group[self._max_step])
+        if alpha is None or group[self._alpha] != alpha or not counts > 1.01 * built:  # 1.01: a schedule's rounding
             return
         del self._chosen[id(group["params"])]
         warnings.warn(
             f"alpha='auto' chose {self._alpha}={alpha:.3g} for lr={built:.3g}, and {whose} lr={lr:.3g}: alpha * lr is "
-            f"{alpha * lr:.3g}, not {alpha * built:.3g}. Build the optimizer with the peak of the schedule as lr, or "
-            f"lower {self._alpha} in its groups.",
+            f"{alpha * counts:.3g}, not {alpha * built:.3g}. Build the optimizer with the peak of the schedule as lr, "
+            f"or lower {self._alpha} in its groups.",
             stacklevel=stacklevel,
         )
 
@@ -138,6 +145,15 @@ class AutoAlpha:
 def _peak(group: dict[str, Any]) -> float:
     """The largest learning rate that a group knows of: in the middle of a schedule the peak stands beside ``lr``."""
     return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if key in group)
+
+
+def _warn_if_held(lr: float, size: float) -> None:
+    if lr > MAX_RATE * size:
+        warnings.warn(
+            f"lr={lr:.3g} is more than {MAX_RATE:g} times the weights' root mean square of {size:.3g}, and "
+            f"alpha='auto' takes it as {MAX_RATE * size:.3g}. To use all of it, give max_step={lr:.3g}.",
+            stacklevel=6,
+        )
 
 
 def typical_width(tensors: Iterable[Tensor]) -> float:

@@ -17,9 +17,9 @@ from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
-from horst.optimizers.hyperparameters import check_alpha, check_max_scale, check_number
+from horst.optimizers.hyperparameters import check_alpha, check_bound, check_number
 from horst.optimizers.mirrored_adam import MirroredAdam
-from horst.optimizers.step_parts import own_parts
+from horst.optimizers.step_parts import at_most, own_parts
 
 __all__ = ["Mirrored", "compose"]
 
@@ -28,7 +28,7 @@ __all__ = ["Mirrored", "compose"]
 _DECOUPLED = (optim.AdamW, optim.Muon, optim.Adafactor)
 # those whose step is about lr in each weight; Muon's only with the option that makes it so
 _STEPS_OF_ABOUT_LR = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Muon)
-_MIRROR_NAMES = ("alpha", "beta", "max_exponent", "max_scale")
+_MIRROR_NAMES = ("alpha", "beta", "max_exponent", "max_scale", "max_step")
 _COUPLED = (optim.SGD, optim.ASGD, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.RMSprop)
 
 
@@ -39,6 +39,7 @@ def compose(
     beta: float = 0.0,
     max_exponent: float | None = None,
     max_scale: float | None = None,
+    max_step: float | None = None,
     decoupled_decay: bool | None = None,
 ) -> Mirrored:
     r"""Follow every step of ``base`` by an entropy-mirror step along the same direction.
@@ -68,6 +69,8 @@ def compose(
         max_exponent: Clamps the mirror step's exponent, likewise ``mirror_max_exponent``. None: no limit.
         max_scale: Weights beyond this size take the mirror step of a weight of this size, likewise
             ``mirror_max_scale``. None: no bound.
+        max_step: A larger ``lr`` of the group counts as this in both steps, likewise ``mirror_max_step``. None: no
+            bound.
         decoupled_decay: Whether ``base`` applies ``weight_decay`` apart from the gradient. None: known for torch's own
             optimizers, an error for others that decay.
 
@@ -84,6 +87,7 @@ def compose(
         beta=beta,
         max_exponent=max_exponent,
         max_scale=max_scale,
+        max_step=max_step,
         decoupled_decay=decoupled_decay,
     )
 
@@ -103,6 +107,7 @@ class Mirrored(Optimizer):
         beta: float,
         max_exponent: float | None,
         max_scale: float | None,
+        max_step: float | None,
         decoupled_decay: bool | None,
     ) -> None:
         if not isinstance(base, Optimizer):
@@ -122,7 +127,8 @@ class Mirrored(Optimizer):
                 )
         check_alpha(alpha, "use 0 for no mirror step")
         check_number("beta", beta, "use 0 for none")
-        check_max_scale(max_scale)
+        check_bound("max_scale", max_scale)
+        check_bound("max_step", max_step)
         if max_exponent is not None:
             check_number("max_exponent", max_exponent, "use None for no limit")
         self.base = base
@@ -133,8 +139,8 @@ class Mirrored(Optimizer):
         for group in groups:
             self._decay(group)  # an unknown optimizer that decays is refused here, before anything has changed
         # the base class starts from nothing and adds group by group, to `base` in the end
-        mirror = {"mirror_alpha": alpha, "mirror_beta": beta, "mirror_max_exponent": max_exponent}
-        mirror["mirror_max_scale"] = max_scale
+        values = (alpha, beta, max_exponent, max_scale, max_step)
+        mirror = {f"mirror_{name}": value for name, value in zip(_MIRROR_NAMES, values, strict=True)}
         self._is_built = False
         with _restored_on_error(base, groups):
             super().__init__(groups, {**base.defaults, **mirror})
@@ -175,7 +181,8 @@ class Mirrored(Optimizer):
         check_number("mirror_beta", mirror["mirror_beta"], "use 0 for none")
         if mirror["mirror_max_exponent"] is not None:
             check_number("mirror_max_exponent", mirror["mirror_max_exponent"], "use None for no limit")
-        check_max_scale(mirror["mirror_max_scale"])
+        check_bound("mirror_max_scale", mirror["mirror_max_scale"])
+        check_bound("mirror_max_step", mirror["mirror_max_step"])
         if mirror["mirror_alpha"] == AUTO:
             self._refuse_auto(param_group)
         with _restored_on_error(self.base, [param_group]):
@@ -216,6 +223,7 @@ class Mirrored(Optimizer):
         """Load a state of this class or of ``base``'s; what the latter lacks keeps its current value."""
         groups = state_dict["param_groups"]
         if len(groups) == len(self.param_groups):  # else the base class says what is wrong
+            groups = [self._auto.without_unresolved(group) for group in groups]
             for old, new in zip(self.param_groups, groups, strict=True):
                 self._auto.check_loaded(old, new)
             kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _MIRROR_NAMES} for g in self.param_groups]
@@ -231,6 +239,8 @@ class Mirrored(Optimizer):
         if "base" in state:  # unpickled
             self.__dict__.update(state)
             self._auto = AutoAlpha("mirror_")
+            for options in (self.defaults, *self.param_groups):
+                options.setdefault("mirror_max_step", None)  # a pickle from before it existed
             super().__setstate__({})
         else:  # load_state_dict: the base optimizer knows which of its options are missing
             self.base.__setstate__(state)
@@ -269,24 +279,26 @@ class Mirrored(Optimizer):
             closure: Evaluates the model again and returns the loss; handed to the base optimizer.
         """
         work: list[tuple[int, list[Tensor], list[Tensor], MirrorOptions]] = []
-        for i, group in enumerate(self.param_groups):
-            if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
+            for group in self.param_groups:
                 self._auto.check_step(group)
-            # with a closure, gradients appear only in the step
-            params = [p for p in group["params"] if p.grad is not None or closure is not None]
-            if params and (group["mirror_alpha"] != 0 or group["mirror_beta"] != 0):
-                before = list(torch._foreach_mul(own_parts(params), 1.0))  # a copy of each, made by few calls
-                # read before the step, in case the optimizer schedules itself
-                shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
-                options = MirrorOptions(
-                    group["mirror_alpha"],
-                    self._decay(group),
-                    shrink,
-                    group["mirror_max_exponent"],
-                    group["mirror_max_scale"],
-                )
-                work.append((i, params, before, options))
-        loss = self.base.step() if closure is None else self.base.step(closure)
+        with _limited(self.param_groups):
+            for i, group in enumerate(self.param_groups):
+                # with a closure, gradients appear only in the step
+                params = [p for p in group["params"] if p.grad is not None or closure is not None]
+                if params and (group["mirror_alpha"] != 0 or group["mirror_beta"] != 0):
+                    before = list(torch._foreach_mul(own_parts(params), 1.0))  # a copy of each, made by few calls
+                    # read before the step, in case the optimizer schedules itself
+                    shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
+                    options = MirrorOptions(
+                        group["mirror_alpha"],
+                        self._decay(group),
+                        shrink,
+                        group["mirror_max_exponent"],
+                        group["mirror_max_scale"],
+                    )
+                    work.append((i, params, before, options))
+            loss = self.base.step() if closure is None else self.base.step(closure)
         for i, params, before, options in work:
             if closure is not None:  # some may have got no gradient after all
                 stepped = [(p, old) for p, old in zip(params, before, strict=True) if p.grad is not None]
@@ -296,6 +308,21 @@ class Mirrored(Optimizer):
                 backend = choose_backend(weights, foreach=None, fused=None)
                 mirror_step(weights, before, options, backend, self._launches[i])
         return loss
+
+
+@contextlib.contextmanager
+def _limited(groups: list[dict[str, Any]]) -> Iterator[None]:
+    """Within the block a learning rate above its group's bound is that bound."""
+    bounded = [(group, group["lr"]) for group in groups if group["mirror_max_step"] is not None]
+    for group, lr in bounded:
+        group["lr"] = at_most(lr, group["mirror_max_step"])
+    limited = [group["lr"] for group, _ in bounded]
+    try:
+        yield
+    finally:
+        for (group, lr), there in zip(bounded, limited, strict=True):
+            if group["lr"] is there:  # else the optimizer has set its own
+                group["lr"] = lr
 
 
 @contextlib.contextmanager

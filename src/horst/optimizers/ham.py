@@ -73,6 +73,7 @@ class HAM(MirroredAdam):
             beta=beta,
             max_exponent=max_exponent,
             max_scale=None,
+            max_step=None,
             l1=l1,
             maximize=maximize,
             foreach=foreach,

@@ -44,13 +44,15 @@ class HORST(MirroredAdam):
         eps: Added to the denominator.
         weight_decay: Decoupled decay, as in AdamW.
         alpha: Strength of the mirror step relative to ``lr``. The paper uses 5; its runs with 200 crashed. ``"auto"``
-            chooses it, and a ``max_scale`` that makes it safe, from ``lr`` (give the peak of the schedule) and the size
+            chooses it, and the bounds below that make it safe, from ``lr`` (give the peak of the schedule) and the size
             of the weights at that moment: :mod:`horst.optimizers.auto_alpha`.
         beta: Decay inside the mirror step; it does the same work as ``weight_decay``.
         max_exponent: Clamps the mirror step's exponent, so that one step scales a weight by at most
             ``exp(max_exponent)``. None: no limit, as in the paper.
         max_scale: Weights beyond this size take the mirror step of a weight of this size: they grow in a line and not
             exponentially (:mod:`horst.kernels.bounded_mirror`). None: no bound, as in the paper.
+        max_step: A larger ``lr`` counts as this in every part of the step, for tensors that get the mirror step. None:
+            no bound, as in the paper.
         l1: Every weight shrinks by ``lr * l1`` a step, to exactly zero in the end, apart from the gradient as with
             ``weight_decay``. GPT-2 small was trained with 0.03 at ``lr`` 1e-3 for 6000 steps: a larger value prunes
             further and costs dense quality. 0: no penalty, as in the paper. In bfloat16 use ``stochastic_rounding``,
@@ -88,6 +90,7 @@ class HORST(MirroredAdam):
         beta: float = 0.0,
         max_exponent: float | None = None,
         max_scale: float | None = None,
+        max_step: float | None = None,
         l1: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -105,6 +108,7 @@ class HORST(MirroredAdam):
             beta=beta,
             max_exponent=max_exponent,
             max_scale=max_scale,
+            max_step=max_step,
             l1=l1,
             maximize=maximize,
             foreach=foreach,

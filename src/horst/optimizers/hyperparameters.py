@@ -37,7 +37,8 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
         check_number("max_exponent", limit, "use None for no limit")
         if limit == 0:
             raise ValueError("max_exponent must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
-    check_max_scale(group["max_scale"])
+    check_bound("max_scale", group["max_scale"])
+    check_bound("max_step", group["max_step"])
     for name in ("foreach", "fused"):
         if group[name] is not None and not isinstance(group[name], bool):
             raise TypeError(f"{name} must be True, False or None (choose by what is there), got {group[name]!r}.")
@@ -57,12 +58,15 @@ def check_alpha(value: object, hint: str) -> None:
         check_number("alpha", value, hint)
 
 
-def check_max_scale(value: object) -> None:
+def check_bound(name: str, value: object) -> None:
     """Refuse what is neither None nor a number above 0."""
     if value is not None:
-        check_number("max_scale", value, "use None for no bound")
+        check_number(name, value, "use None for no bound")
         if value == 0:
-            raise ValueError("max_scale must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
+            off = (
+                "lr=0 to stand still" if name.endswith("max_step") else "alpha=0, beta=0 to switch the mirror step off"
+            )
+            raise ValueError(f"{name} must be above 0, got 0. Use {off}.")
 
 
 def check_number(name: str, value: object, hint: str) -> None:

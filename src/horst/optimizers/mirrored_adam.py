@@ -27,7 +27,7 @@ from horst.kernels.soft_threshold import soft_threshold_
 from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
 from horst.optimizers.model_structure import refuse_flat_shards
-from horst.optimizers.step_parts import Parts, local_shards, own_parts, split
+from horst.optimizers.step_parts import Parts, at_most, local_shards, own_parts, split
 
 __all__ = ["MirroredAdam"]
 
@@ -55,6 +55,7 @@ class MirroredAdam(Optimizer, abc.ABC):
         beta: float,
         max_exponent: float | None,
         max_scale: float | None,
+        max_step: float | None,
         l1: float,
         maximize: bool,
         foreach: bool | None,
@@ -71,6 +72,7 @@ class MirroredAdam(Optimizer, abc.ABC):
             "beta": beta,
             "max_exponent": max_exponent,
             "max_scale": max_scale,
+            "max_step": max_step,
             "l1": l1,
             "maximize": maximize,
             "foreach": foreach,
@@ -178,7 +180,11 @@ class MirroredAdam(Optimizer, abc.ABC):
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
         self.__dict__.setdefault("_auto", AutoAlpha())
         self._is_built = True
-        for option, value in (("l1", 0.0), ("max_scale", None)):  # a pickle from before these existed
+        for option, value in (
+            ("l1", 0.0),
+            ("max_scale", None),
+            ("max_step", None),
+        ):  # a pickle from before these existed
             self.defaults.setdefault(option, value)
         for group in self.param_groups:
             for key, value in self.defaults.items():  # checkpoints from before an option existed
@@ -334,10 +340,11 @@ class MirroredAdam(Optimizer, abc.ABC):
         parts: Parts = {(True, False): (tensors, None)}
         if masks is not None or not all(mirrored):
             parts = split(tensors, mirrored, masks or [None] * len(mirrored))
+        lr = at_most(group["lr"], group["max_step"])
         for (on, masked), (part, part_masks) in parts.items():
             beta1, beta2 = group["betas"]
             options = StepOptions(
-                lr=group["lr"],
+                lr=lr if on else group["lr"],
                 beta1=beta1,
                 beta2=beta2,
                 eps=group["eps"],
@@ -364,7 +371,7 @@ class MirroredAdam(Optimizer, abc.ABC):
             shrunk = self._choose_shrunk(group, tensors.params)
             soft_threshold_(
                 [p for p, on in zip(tensors.params, shrunk, strict=True) if on],
-                group["lr"] * group["l1"],
+                lr * group["l1"],
                 steps=[t for t, on in zip(tensors.steps, shrunk, strict=True) if on]
                 if group["stochastic_rounding"]
                 else None,

@@ -1,4 +1,4 @@
-"""The tensors of a group cut to what one call of the step takes: this rank's shards, parts that are stepped alike."""
+"""What one call of the step takes: this rank's shards, parts that are stepped alike, a learning rate within bounds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,21 @@ from torch import Tensor
 
 from horst.kernels.horst_step import StepTensors
 
-__all__ = ["Parts", "local_shards", "own_parts", "split"]
+__all__ = ["Parts", "at_most", "local_shards", "own_parts", "split"]
 
 Parts = dict[tuple[bool, bool], tuple[StepTensors, list[Tensor] | None]]
+
+
+def at_most(lr: float | Tensor, max_step: float | None) -> float | Tensor:
+    """The learning rate, or the bound on it where that is less. A tensor stays on its device, and nobody waits for it.
+
+    Example:
+        >>> at_most(0.01, 0.002), at_most(0.001, 0.002), at_most(0.01, None)
+        (0.002, 0.001, 0.01)
+    """
+    if max_step is None:
+        return lr
+    return lr.clamp(max=max_step) if isinstance(lr, Tensor) else min(lr, max_step)
 
 
 def split(tensors: StepTensors, mirrored: list[bool], masks: list[Tensor | None]) -> Parts:

@@ -13,6 +13,7 @@ from horst.report.transformer_tables import LABELS, contender
 
 COLOURS = {
     "adamw": "#0072B2",
+    "adamw-held": "#1B9E9E",
     "ham": "#E69F00",
     "horst": "#D55E00",
     "hyperbolic": "#CC79A7",

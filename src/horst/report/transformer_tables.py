@@ -12,6 +12,7 @@ from horst.report.tables import markdown, number
 
 LABELS = {
     "adamw": "AdamW",
+    "adamw-held": "AdamW, lr held",
     "ham": "HAM",
     "horst": "HORST",
     "hyperbolic": "hyperbolic map",

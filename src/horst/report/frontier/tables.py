@@ -29,6 +29,7 @@ from horst.report.transformer_tables import LABELS
 
 TUNED_BY = {
     "adamw": "",
+    "adamw-held": "",
     "horst": "alpha * lr",
     "hyperbolic": "alpha * lr",
     "horst-muon": "alpha * lr",
@@ -96,6 +97,7 @@ def tuned_table(results: Sequence[Result]) -> str:
     contenders: dict[str, Callable[[Cell], bool]] = {
         "AdamW": CONTENDERS["AdamW"],
         f"AdamW, decay {decay:g}": lambda cell: CONTENDERS["AdamW"](cell) and cell.row["weight_decay"] == decay,
+        LABELS["adamw-held"]: lambda cell: cell.row["optimizer"] == "adamw-held",
         "HORST, alpha 5": CONTENDERS["HORST, alpha 5"],
         "HORST, any alpha": lambda cell: cell.row["optimizer"] == "horst" and cell.row["alpha"] != "auto",
         "HORST, auto": CONTENDERS["HORST, auto"],
@@ -107,6 +109,8 @@ def tuned_table(results: Sequence[Result]) -> str:
             if name.startswith("AdamW, decay") and not tuned:
                 continue
             tried = [[cell for cell in at(own, sparsity=level) if belongs(cell)] for level in levels]
+            if name == LABELS["adamw-held"] and not any(tried):  # in the language study alone
+                continue
             words = [with_settings(level, decays=tuned, products=name == "HORST, any alpha") for level in tried]
             lines.append([budget_words(given), name, *words])
     return markdown([f"best {cells[0].measure.name}", "optimizer", *level_names(levels)], lines)
