@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, overload
 
 import torch
@@ -17,9 +16,10 @@ from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
+from horst.optimizers.group_changes import limited_lr, restored_on_error
 from horst.optimizers.hyperparameters import check_alpha, check_bound, check_number
 from horst.optimizers.mirrored_adam import MirroredAdam
-from horst.optimizers.step_parts import at_most, own_parts
+from horst.optimizers.step_parts import own_parts
 
 __all__ = ["Mirrored", "compose"]
 
@@ -142,7 +142,7 @@ class Mirrored(Optimizer):
         values = (alpha, beta, max_exponent, max_scale, max_step)
         mirror = {f"mirror_{name}": value for name, value in zip(_MIRROR_NAMES, values, strict=True)}
         self._is_built = False
-        with _restored_on_error(base, groups):
+        with restored_on_error(base, groups):
             super().__init__(groups, {**base.defaults, **mirror})
             base.state = state
             self._resolve_auto(self.param_groups)
@@ -185,7 +185,7 @@ class Mirrored(Optimizer):
         check_bound("mirror_max_step", mirror["mirror_max_step"])
         if mirror["mirror_alpha"] == AUTO:
             self._refuse_auto(param_group)
-        with _restored_on_error(self.base, [param_group]):
+        with restored_on_error(self.base, [param_group]):
             self.base.add_param_group(param_group)
             for name in _MIRROR_NAMES:
                 if name not in self.base.defaults:
@@ -282,7 +282,7 @@ class Mirrored(Optimizer):
         if not torch.compiler.is_compiling():
             for group in self.param_groups:
                 self._auto.check_step(group)
-        with _limited(self.param_groups):
+        with limited_lr(self.param_groups, "mirror_max_step"):
             for i, group in enumerate(self.param_groups):
                 # with a closure, gradients appear only in the step
                 params = [p for p in group["params"] if p.grad is not None or closure is not None]
@@ -308,34 +308,3 @@ class Mirrored(Optimizer):
                 backend = choose_backend(weights, foreach=None, fused=None)
                 mirror_step(weights, before, options, backend, self._launches[i])
         return loss
-
-
-@contextlib.contextmanager
-def _limited(groups: list[dict[str, Any]]) -> Iterator[None]:
-    """Within the block a learning rate above its group's bound is that bound."""
-    bounded = [(group, group["lr"]) for group in groups if group["mirror_max_step"] is not None]
-    for group, lr in bounded:
-        group["lr"] = at_most(lr, group["mirror_max_step"])
-    limited = [group["lr"] for group, _ in bounded]
-    try:
-        yield
-    finally:
-        for (group, lr), there in zip(bounded, limited, strict=True):
-            if group["lr"] is there:  # else the optimizer has set its own
-                group["lr"] = lr
-
-
-@contextlib.contextmanager
-def _restored_on_error(base: Optimizer, groups: list[dict[str, Any]]) -> Iterator[None]:
-    """If the block fails, ``base`` has its list of groups and its state again, and ``groups`` their contents."""
-    param_groups, members, state = base.param_groups, list(base.param_groups), base.state
-    contents = [dict(group) for group in groups]
-    try:
-        yield
-    except BaseException:
-        for group, content in zip(groups, contents, strict=True):
-            group.clear()
-            group.update(content)
-        param_groups[:] = members
-        base.param_groups, base.state = param_groups, state
-        raise
