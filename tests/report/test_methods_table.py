@@ -8,7 +8,7 @@ import pytest
 from horst.experiments.result import Result
 from horst.report.frontier.page import gpt2_table
 from horst.report.tables import parse
-from horst.report.transformer_tables import methods_table, one_shot_table
+from horst.report.transformer_tables import methods_table, one_shot_table, short_attention_table
 
 FOLDER = pathlib.Path(__file__).parents[2] / "results/transformers"
 WIKIPEDIA = Result.load(FOLDER / "table6_gpt2_wikipedia.json")
@@ -50,6 +50,50 @@ def test_runs_with_other_tensors_are_not_averaged():
     assert [line[1] for line in lines] == ["all", "all", "blocks", "blocks"]
     assert not any("±" in cell for line in lines for cell in line)
     assert "mirror step on" not in methods_table([AUTO])  # all the same: no column
+
+
+def with_optimization(result, **changes):
+    run = result.config["run"]
+    optimization = {**run["optimization"], **changes}
+    return dataclasses.replace(result, config={**result.config, "run": {**run, "optimization": optimization}})
+
+
+def test_runs_with_another_learning_rate_are_not_averaged_and_seeds_are():
+    other = with_optimization(AUTO, lr=8e-3)
+    columns, lines = parse(methods_table([AUTO, other]))
+    assert columns[:2] == ["trained by", "lr"]
+    assert [line[1] for line in lines] == ["0.001", "0.001", "0.008", "0.008"]
+    again = dataclasses.replace(AUTO, rows=[{**row, "seed": 1} for row in AUTO.rows])
+    lines = parse(methods_table([AUTO, again]))[1]
+    assert len(lines) == 2
+    assert all("± 0.00" in line[2] for line in lines)
+
+
+def test_table_6_tells_tensors_apart_and_shows_the_papers_line_once():
+    names = [line[0] for line in parse(one_shot_table([with_optimization(WIKIPEDIA, mirror="all"), WIKIPEDIA]))[1]]
+    assert names[:2] == ["HORST, alpha 5, mirror step on all", "*the paper's*"]
+    assert names.count("*the paper's*") == len({row["optimizer"] for row in WIKIPEDIA.rows})
+    assert names.count("HORST, alpha 5, mirror step on matrices") == names.count("AdamW") == 1
+    assert parse(one_shot_table([WIKIPEDIA]))[1][0][0] == "HORST, alpha 5"
+
+
+def test_the_times_of_short_attention_stand_beside_their_floor():
+    shape = {"batch": 2, "tokens": 4, "heads": 1, "head_width": 8, "floor_microseconds": 10.0}
+    rows = [
+        {**shape, "contender": name, "direction": direction, "microseconds": time, "times_floor": time / 10}
+        for name, direction, time in (
+            ("ours", "forwards", 12.0),
+            ("ours", "backwards", 20.0),
+            ("theirs", "forwards", 30.0),
+            ("theirs", "backwards", 44.0),
+        )
+    ]
+    columns, lines = parse(short_attention_table([dataclasses.replace(AUTO, rows=rows)]))
+    assert columns[2:] == ["floor, us", "ours", "theirs"]
+    assert lines == [
+        ["2 x 4 x 1 x 8", "forwards", "10", "12 (1.2 x)", "30 (3.0 x)"],
+        ["2 x 4 x 1 x 8", "backwards", "10", "20 (2.0 x)", "44 (4.4 x)"],
+    ]
 
 
 def test_the_table_of_one_method_refuses_two():

@@ -28,6 +28,7 @@ from horst.report.transformer_tables import (
     mirror_table,
     one_shot_table,
     paper_acdc_table,
+    short_attention_table,
     speed_table,
     training_speed_table,
 )
@@ -242,7 +243,7 @@ _EXPORT = ("benchmarks/results/export_cpu.json",)
 _TABLE1_DIGITS = ("results/transformers/table1_digits_cpu.json",)
 _TABLE1_CIFAR10 = tuple(
     f"results/transformers/table1_cifar10_{name}.json"
-    for name in ("adamw", "adamw_80", "ham", "alpha5_90", "alpha5_80", "alpha5_70")
+    for name in ("adamw", "adamw_80", "adamw_70", "ham", "alpha5_90", "alpha5_80", "alpha5_70")
 )
 _TABLE6 = ("results/transformers/table6_gpt2_wikipedia.json",)
 _MIRROR = tuple(
@@ -263,7 +264,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "quickstart": (("results/quickstart.json",), quickstart_table),
     "table1_digits": (_TABLE1_DIGITS, acdc_table),
     "table1_cifar10": (_TABLE1_CIFAR10, acdc_table),
-    "table6": (_TABLE6, one_shot_table),
+    "table6": (("results/transformers/table6_gpt2_alpha5.json", *_TABLE6), one_shot_table),
     "table6_speed": (_TABLE6, speed_table),
     "mirror_tensors": (_MIRROR, mirror_table),
     "one_shot_methods": (("results/transformers/one_shot_methods_cpu.json",), methods_table),
@@ -272,6 +273,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "pruned_squares": (_TABLE6, how_it_works.pruned_squares_table),
     "training_speed": (("benchmarks/results/training_h200.json",), training_speed_table),
     "training_speed_matmul": (("benchmarks/results/training_h200_attention_matmul.json",), training_speed_table),
+    "short_attention": (("benchmarks/results/short_attention_h200.json",), short_attention_table),
     "pruning_speed": (("benchmarks/results/pruning_h200.json",), pruning_speed_table),
     "export_files": (_EXPORT, export_files_table),
     "export_models": (_EXPORT, export_models_table),

@@ -54,7 +54,7 @@ def spread(values: Sequence[float], spec: str) -> str:
 
 
 def one_shot_table(results: Sequence[Result]) -> str:
-    """Table 6: perplexity by optimizer and sparsity.
+    """Table 6: perplexity by optimizer and sparsity; the paper's below the first line of each optimizer.
 
     Raises:
         ValueError: The models were pruned by several methods, which one line would mix.
@@ -66,13 +66,21 @@ def one_shot_table(results: Sequence[Result]) -> str:
             f"one_shot_table shows one way of pruning, and these results have {', '.join(methods)}. Use methods_table."
         )
     levels = sorted({row["sparsity"] for row in rows})
+    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for result in results:
+        mirror = result.config.get("run", {}).get("optimization", {}).get("mirror", "")
+        for row in result.rows:
+            runs.setdefault((contender(row), mirror if row["alpha"] else ""), []).append(row)
+    several = len({mirror for _, mirror in runs if mirror}) > 1
     lines = []
-    for name in dict.fromkeys(contender(row) for row in rows):
-        own = [row for row in rows if contender(row) == name]
+    shown = set()
+    for (name, mirror), own in runs.items():
         cells = [[row["perplexity"] for row in own if row["sparsity"] == level] for level in levels]
-        lines.append([name, *(spread(values, ".2f") if values else "" for values in cells)])
+        label = f"{name}, mirror step on {mirror}" if several and mirror else name
+        lines.append([label, *(spread(values, ".2f") if values else "" for values in cells)])
         theirs = paper.TABLE6.get(own[0]["optimizer"], {}) if own[0]["alpha"] in (0.0, 5.0, 200.0) else {}
-        if theirs:
+        if theirs and name not in shown:
+            shown.add(name)
             lines.append(["*the paper's*", *(f"*{theirs[level]:.2f}*" if level in theirs else "" for level in levels)])
     share = {row["sparsity"]: row["sparsity_of_all_weights"] for row in rows}
     lines.append(["zeros among all weights", *(f"{share[level]:.1%}" for level in levels)])
@@ -94,25 +102,27 @@ def mirror_table(results: Sequence[Result]) -> str:
 def methods_table(results: Sequence[Result]) -> str:
     """Perplexity by optimizer, pruning method and sparsity; what was not measured is left empty.
 
-    Where the results differ in which tensors get the mirror step, a column says which.
+    Where the results differ in the learning rate, or in which tensors get the mirror step, a column says so.
     """
-    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    runs: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for result in results:
-        mirror = result.config.get("run", {}).get("optimization", {}).get("mirror", "")
+        given = result.config.get("run", {}).get("optimization", {})
         for row in result.rows:
-            runs.setdefault((contender(row), mirror if row["alpha"] else ""), []).append(row)
+            mirror = given.get("mirror", "") if row["alpha"] else ""
+            runs.setdefault((contender(row), f"{given.get('lr', 0):g}", mirror), []).append(row)
     levels = sorted({row["sparsity"] for rows in runs.values() for row in rows if row["sparsity"]})
-    several = len({mirror for _, mirror in runs if mirror}) > 1
+    names = ("trained by", "lr", "mirror step on")
+    shown = [i for i in range(len(names)) if i == 0 or len({key[i] for key in runs if key[i]}) > 1]
     lines = []
-    for (name, mirror), own in runs.items():
+    for key, own in runs.items():
         for method in dict.fromkeys(row["method"] for row in own if row["sparsity"]):
             cells = [
                 [r["perplexity"] for r in own if (r["method"], r["sparsity"]) == wanted]
                 for wanted in [("dense", 0.0), *((method, level) for level in levels)]
             ]
             words = [spread(values, ".2f") if values else "" for values in cells]
-            lines.append([name, *([mirror] if several else []), method, *words])
-    columns = ["trained by", *(["mirror step on"] if several else []), "pruned by", "dense"]
+            lines.append([*(key[i] for i in shown), method, *words])
+    columns = [*(names[i] for i in shown), "pruned by", "dense"]
     return markdown([*columns, *(f"{level:.0%}" for level in levels)], lines)
 
 
@@ -153,6 +163,25 @@ def speed_table(results: Sequence[Result]) -> str:
             rate = number(row[f"{unit}_per_second"], ",.0f")  # none in runs too short to measure
             lines.append([contender(row), str(row["seed"]), f"{rate} {unit}", f"{row['seconds']:.0f}"])
     return markdown(["optimizer", "seed", "a second", "seconds"], lines)
+
+
+def short_attention_table(results: Sequence[Result]) -> str:
+    """A line a shape and direction: each contender's time, and how many times the floor that is."""
+    rows = [row for result in results for row in result.rows]
+    contenders = list(dict.fromkeys(row["contender"] for row in rows))
+    lines = []
+    for shape in dict.fromkeys((row["batch"], row["tokens"], row["heads"], row["head_width"]) for row in rows):
+        for direction in dict.fromkeys(row["direction"] for row in rows):
+            own = {
+                row["contender"]: row
+                for row in rows
+                if (row["batch"], row["tokens"], row["heads"], row["head_width"]) == shape
+                and row["direction"] == direction
+            }
+            floor = next(iter(own.values()))["floor_microseconds"]
+            words = [f"{own[name]['microseconds']:.0f} ({own[name]['times_floor']:.1f} x)" for name in contenders]
+            lines.append([" x ".join(map(str, shape)), direction, f"{floor:.0f}", *words])
+    return markdown(["batch x tokens x heads x their width", "", "floor, us", *contenders], lines)
 
 
 def training_speed_table(results: Sequence[Result]) -> str:

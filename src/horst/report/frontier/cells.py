@@ -201,6 +201,11 @@ def of(cells: Iterable[Cell], name: str) -> list[Cell]:
     return [cell for cell in cells if CONTENDERS[name](cell)]
 
 
+def any_adamw(cells: Iterable[Cell]) -> list[Cell]:
+    """AdamW as it is, and with the bound of HORST's own rule on its learning rate: the one to beat is the better."""
+    return [cell for cell in cells if cell.row["optimizer"] in ("adamw", "adamw-held")]
+
+
 def default_tensors(cell: Cell) -> bool:
     """Whether the mirror step has the tensors that it has by default."""
     return cell.row.get("mirror") in (None, "matrices")

@@ -11,6 +11,7 @@ from horst.extras import load_extra
 from horst.report.figures import new_figure
 from horst.report.frontier.cells import (
     Cell,
+    any_adamw,
     at,
     best,
     budget_words,
@@ -41,7 +42,7 @@ def quality_against_product(results: Sequence[Result], levels: Sequence[float] =
     figure, panels = _panels(len(shown), len(levels))
     for axes, (given, own, level) in zip(panels, shown, strict=True):
         _lines_by_rate(axes, own, cells)
-        tuned = best(of(own, "AdamW"))
+        tuned = best(any_adamw(own))
         if tuned is not None:
             axes.axhline(tuned.mean, color=COLOURS["adamw"], linestyle="--", label="AdamW at its best")
             if tuned.measure.less:
@@ -89,7 +90,8 @@ def tuned_against_sparsity(results: Sequence[Result], methods: Sequence[str] = (
             kept = [cell for levels in models(tried, method) for cell in levels.values()]
             if not kept:
                 continue
-            colour, style = COLOURS[kept[0].row["optimizer"]], STYLES[kept[0].row["alpha"] == 5.0]
+            row = kept[0].row
+            colour, style = COLOURS[row["optimizer"]], STYLES[(row["alpha"] == 5.0) * (1 + (row["mirror"] == "all"))]
             chosen = [best(at(kept, sparsity=level)) for level in levels_of(kept)]
             points = [(100 * cell.row["sparsity"], cell) for cell in chosen if cell is not None]
             _line(axes, points, color=colour, linestyle=style, label=name)

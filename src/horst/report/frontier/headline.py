@@ -12,6 +12,7 @@ from horst.report.frontier.cells import (
     CONTENDERS,
     IDENTITY,
     Cell,
+    any_adamw,
     at,
     best,
     budget_words,
@@ -25,6 +26,7 @@ from horst.report.frontier.cells import (
     with_settings,
 )
 from horst.report.tables import markdown
+from horst.report.transformer_tables import LABELS
 
 WITHIN = 0.01  # of dense AdamW's perplexity: what the headline still calls as good
 
@@ -60,8 +62,8 @@ def contenders(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
         if row["optimizer"] == "horst" and row["alpha"] in (5.0, "auto") and not default_tensors(cell):
             strength = "auto" if row["alpha"] == "auto" else "alpha 5"
             found.setdefault(f"HORST, {strength}, mirror step on {row['mirror']}", []).append(cell)
-        elif row["optimizer"] == "adamw-proximal":
-            found.setdefault("proximal AdamW", []).append(cell)
+        elif row["optimizer"] in ("adamw-held", "adamw-proximal"):
+            found.setdefault(LABELS[row["optimizer"]], []).append(cell)
         elif row["optimizer"] == "horst-proximal":
             tensors = "" if default_tensors(cell) else f", mirror step on {row['mirror']}"
             found.setdefault(f"proximal HORST, {row['alpha']}{tensors}", []).append(cell)
@@ -74,7 +76,7 @@ def dense_adamw(cells: Iterable[Cell], given: tuple[int, int, str]) -> Cell:
     Raises:
         ValueError: There is none.
     """
-    found = best(at(of(cells, "AdamW"), method="dense"))
+    found = best(at(any_adamw(cells), method="dense"))
     if found is None:
         raise ValueError(
             f"there is no dense AdamW of {budget_words(given)} to compare with. Give the result that has it as well."

@@ -25,11 +25,27 @@ _LANGUAGE = "results/transformers/frontier_language.json"
 _FRESH_SEEDS = "results/transformers/frontier_language_fresh_seeds.json"
 _VISION = "results/transformers/frontier_vision.json"
 _VISION_SHORT_MEMORY = "results/transformers/frontier_vision_beta2_0.95.json"
+_VISION_FRESH_SEEDS = "results/transformers/frontier_vision_fresh_seeds.json"
+_VISION_SHORT_MEMORY_FRESH_SEEDS = "results/transformers/frontier_vision_beta2_0.95_fresh_seeds.json"
 _COMPOSITIONS = "results/transformers/frontier_compositions.json"
 _RATE_OF_A_TENTH = "results/transformers/rate_of_0.1"
 _GPT2 = tuple(
     f"results/transformers/table6_gpt2_{name}.json"
-    for name in ("wikipedia", "adamw", "auto", "adamw_proximal", "proximal")
+    for name in (
+        "wikipedia",
+        "adamw",
+        "adamw_held",
+        "alpha5",
+        "auto",
+        "auto_lr_0.008",
+        "adamw_proximal",
+        "proximal",
+        "proximal_lr_0.008",
+        "proximal_lr_0.008_seed_1",
+    )
+)
+_GPT2_SHORT = tuple(
+    file for file in _GPT2 if not file.endswith(("wikipedia.json", "auto_lr_0.008.json", "proximal.json"))
 )
 _DEIT = (
     *(
@@ -56,6 +72,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_free": ((_COMPOSITIONS, _LANGUAGE), free_table),
     "frontier_free_gpt2": (_GPT2, free_table),
     "frontier_gpt2": (_GPT2, gpt2_table),
+    "frontier_gpt2_short": (_GPT2_SHORT, gpt2_table),
     "frontier_deit": (_DEIT, acdc_table),
     "rate_too_large_gpt2": (
         ("results/transformers/table6_gpt2_wikipedia.json", f"{_RATE_OF_A_TENTH}/table6_gpt2.json"),
@@ -72,8 +89,11 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_tuned": ((_LANGUAGE,), tuned_table),
     "frontier_vision_headline": ((_VISION,), sparse_against_dense_table),
     "frontier_vision_auto": ((_VISION,), auto_table_and_words),
+    "frontier_vision_auto_fresh_seeds": ((_VISION_FRESH_SEEDS,), auto_table_and_words),
+    "frontier_vision_auto_all_seeds": ((_VISION, _VISION_FRESH_SEEDS), auto_words),
     "frontier_vision_short_memory": ((_VISION_SHORT_MEMORY,), sparse_against_dense_table),
     "frontier_vision_short_memory_auto": ((_VISION_SHORT_MEMORY,), auto_table_and_words),
+    "frontier_vision_short_memory_auto_fresh_seeds": ((_VISION_SHORT_MEMORY_FRESH_SEEDS,), auto_table_and_words),
     "frontier_training_methods": ((_VISION,), training_methods_table),
     "frontier_training_methods_short_memory": ((_VISION_SHORT_MEMORY,), training_methods_table),
     "frontier_contenders": ((_COMPOSITIONS, _LANGUAGE), contenders_table),

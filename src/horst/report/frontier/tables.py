@@ -10,6 +10,7 @@ from horst.experiments.result import Result
 from horst.report.frontier.cells import (
     CONTENDERS,
     Cell,
+    any_adamw,
     at,
     best,
     budget,
@@ -47,7 +48,7 @@ def auto_table(results: Sequence[Result]) -> str:
     levels = levels_of(cells)
     lines = []
     for given, own in by_budget(cells).items():
-        tuned = [best(at(of(own, "AdamW"), sparsity=level)) for level in levels]
+        tuned = [best(at(any_adamw(own), sparsity=level)) for level in levels]
         label = budget_words(given)
         if any(tuned):
             lines.append([label, "best", "AdamW", *map(text_of, tuned), ""])
@@ -77,7 +78,7 @@ def auto_words(results: Sequence[Result]) -> str:
             compared += sum(1 for level in levels_of(own) if _pair(own, lr, level) is not None)
             for level in levels_of(own):
                 auto = _only(at(of(own, "HORST, auto"), lr=lr, sparsity=level))
-                adamw = best(at(of(own, "AdamW"), sparsity=level))
+                adamw = best(at(any_adamw(own), sparsity=level))
                 if auto is not None and adamw is not None:
                     beside += 1
                     beaten += auto.cost < adamw.cost
