@@ -13,6 +13,8 @@ from horst import HAM, HORST, compose, param_groups
 from horst.integrations.matrices import MatrixHORST
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
 from horst.optimizers.auto_alpha import MAX_RATE, SPREAD, WANDER, root_mean_square, typical_width
+from horst.optimizers.l1 import soft_threshold
+from horst.optimizers.together import Together
 
 BETAS = (0.9, 0.95)  # short enough a memory for the largest rate
 
@@ -196,15 +198,24 @@ def test_a_compiled_step_holds_the_learning_rate_too(backend):
 
 
 @BOTH
-def test_a_state_from_before_the_bound_goes_on_without_it(make, prefix):
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_state_from_before_the_bound_goes_on_without_it(make, prefix, alone):
     p = nn.Parameter(torch.full((8, 8), 0.02))
-    old = make([p], 1e-2, alpha=5.0).state_dict()
+    p.grad = torch.ones_like(p)
+
+    def optimizer_for(lr, alpha):
+        made = make([p], lr, alpha=alpha)
+        return made if alone else Together(made)
+
+    optimizer = optimizer_for(1e-2, 5.0)
+    old = optimizer.state_dict()
     for group in old["param_groups"]:
         del group[prefix + "max_step"]
-    optimizer = make([p], 1e-3, alpha="auto")
+    optimizer = optimizer_for(1e-3, "auto")
     optimizer.load_state_dict(old)
     assert optimizer.param_groups[0][prefix + "max_step"] is None
     assert optimizer.param_groups[0][prefix + "alpha"] == 5.0
+    optimizer.step()
 
 
 @pytest.mark.parametrize(("width", "rate"), [(64, MAX_RATE), (400, 0.05), (1600, 0.025), (2500, 0.02)])
@@ -328,16 +339,100 @@ def test_a_state_of_adamw_made_with_our_groups_leaves_the_choice_as_it_is():
     horst.step()
 
 
-@pytest.mark.parametrize("make", [HORST, lambda p, **k: compose(torch.optim.AdamW(p, lr=k["lr"]), alpha=k["alpha"])])
-def test_a_learning_rate_above_the_one_it_was_built_for_warns_once(make):
+@BOTH
+def test_a_learning_rate_above_the_one_it_was_built_for_warns_once(make, prefix):
     weight = nn.Parameter(torch.full((8, 8), 0.02))
-    optimizer = make([weight], lr=1e-4, alpha="auto")
+    optimizer = make([weight], 1e-4, alpha="auto")
     weight.grad = torch.ones_like(weight)
     optimizer.step()  # silent: warnings are errors here
-    optimizer.param_groups[0]["lr"] = 1e-2
-    with pytest.warns(UserWarning, match=r"for lr=0.0001, and it now has lr=0.01: alpha \* lr is"):
+    optimizer.param_groups[0]["lr"] = 1e-3
+    with pytest.warns(UserWarning, match=r"for lr=0.0001, and it now has lr=0.001: alpha \* lr is 1, not 0.1") as told:
         optimizer.step()
+    assert [warning.filename for warning in told] == [__file__]
     optimizer.step()
+
+    optimizer = make([weight], 1e-3, alpha="auto")
+    state = torch.optim.AdamW([weight], lr=1e-2).state_dict()
+    said = rf"has lr=0.01, which counts as {prefix}max_step=0.00\d+: alpha \* lr is"
+    with pytest.warns(UserWarning, match=said) as told:
+        optimizer.load_state_dict(state)
+    assert [warning.filename for warning in told] == [__file__]
+    optimizer.step()
+
+
+@BOTH
+def test_a_learning_rate_that_is_clipped_later_is_told_and_one_that_was_from_the_start_is_not_told_again(make, prefix):
+    del prefix
+    weight = nn.Parameter(torch.full((8, 8), 0.02))
+    weight.grad = torch.ones_like(weight)
+    optimizer = make([weight], 0.0019, alpha="auto")  # just below the bound
+    optimizer.param_groups[0]["lr"] = 0.05
+    with pytest.warns(UserWarning, match="it now has lr=0.05, which counts as"):
+        optimizer.step()
+    with pytest.warns(UserWarning, match="takes it as 0.00") as told:
+        optimizer = make([weight], 0.01, alpha="auto")
+    assert [warning.filename for warning in told] == [__file__]
+    optimizer.param_groups[0]["lr"] = 0.05
+    optimizer.step()
+
+
+def test_groups_that_are_clipped_are_told_of_once_and_an_error_leaves_no_group_behind():
+    weights = [nn.Parameter(torch.full((8, 8), 0.02)) for _ in range(3)]
+    groups = [{"params": [p], "lr": lr} for p, lr in zip(weights, (1e-2, 5e-3, 1e-3), strict=True)]
+    with pytest.warns(UserWarning, match=r"lr=0.01 is more than .* give max_step=0.01") as told:
+        optimizer = HORST(groups, betas=BETAS, alpha="auto")
+    assert len(told) == 1
+    assert [group["max_step"] for group in optimizer.param_groups] == pytest.approx([0.002] * 3)
+    with pytest.raises(UserWarning, match="takes it as"):  # warnings are errors here
+        optimizer.add_param_group({"params": [nn.Parameter(torch.full((8, 8), 0.02))], "lr": 0.1})
+    assert len(optimizer.param_groups) == 3
+
+
+def test_a_bounded_learning_rate_is_the_one_whose_product_is_warned_of():
+    p = nn.Parameter(torch.ones(4, 4))
+    p.grad = torch.ones(4, 4)
+    HORST([p], lr=1.0, alpha=5.0, max_step=1e-3).step()  # silent: the product is 0.005
+    with pytest.warns(UserWarning, match=r"alpha \* lr is 5"):
+        HORST([p], lr=1.0, alpha=5.0).step()
+
+
+def test_a_closure_sees_the_learning_rate_that_was_given_and_may_schedule_it():
+    weight = nn.Parameter(torch.full((8, 8), 0.02))
+    optimizer = composed([weight], 0.01, alpha=5.0, max_step=1e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    seen = []
+
+    def closure():
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        scheduler.step()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    assert seen == [0.01, 0.005]
+    assert optimizer.param_groups[0]["lr"] == 0.0025
+    assert weight.max() > 0.017  # two steps of 1e-3
+
+
+def test_a_soft_threshold_after_a_composed_step_follows_its_bound():
+    weight = nn.Parameter(torch.full((8, 8), 0.02))
+    base = torch.optim.AdamW([{"params": [weight], "l1": 1.0}], lr=0.01, weight_decay=0.0)
+    optimizer = compose(base, alpha=5.0, max_step=0.002)
+    soft_threshold(optimizer)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((8, 8), 0.018))
+
+
+def test_a_bound_that_was_given_survives_a_state_of_adamw_with_our_groups():
+    net = model()
+    adamw = torch.optim.AdamW(param_groups(net, weight_decay=0.1, alpha=5.0), lr=1e-3)
+    optimizer = HORST(param_groups(net, weight_decay=0.1, alpha=5.0), lr=1e-3, max_step=5e-4)
+    optimizer.load_state_dict(adamw.state_dict())
+    assert {group["max_step"] for group in optimizer.param_groups} == {5e-4}
 
 
 def test_the_peak_that_a_group_knows_of_counts_and_not_a_moment_of_its_schedule():

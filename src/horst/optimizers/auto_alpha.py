@@ -12,8 +12,8 @@ the usual schedules. A schedule then scales both steps alike. The rate is the le
   gradients were averaged. That is the idea; what was seen is that DeiT-small failed at 0.05 with 0.999. So 0.1 takes a
   ``beta2`` of 0.96 or less, and AdamW's default of 0.999 gets 0.016.
 
-Adam's own step is held to ``MAX_RATE`` times the root mean square of the weights: a larger learning rate counts as that
-(``max_step``). So neither half of a step moves a weight of that size by more than a tenth, whatever the learning rate.
+The learning rate is clipped at ``MAX_RATE`` times the root mean square of the weights (``max_step``). So neither half
+of a usual step moves a weight of that size by more than about a tenth, whatever the learning rate.
 
 A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric ``|theta|`` is bounded
 (:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or times ``1 / alpha`` if
@@ -27,7 +27,6 @@ bound.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -36,6 +35,7 @@ from torch import Tensor
 
 from horst.optimizers.model_structure import refuse_flat_shards
 from horst.optimizers.step_parts import at_most
+from horst.optimizers.user_warnings import warn_user
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
@@ -93,6 +93,7 @@ class AutoAlpha:
                 f"alpha='auto' looks at the size of the weights, whose root mean square is {size}. Give them their "
                 "starting values before the optimizer is built, or give alpha and max_scale as numbers."
             )
+        clipped = 0.0  # the largest learning rate that is
         for group, lr in zip(waiting, peaks, strict=True):
             if not own:  # nothing here gets the mirror step
                 group[self._alpha] = 0.0
@@ -101,59 +102,59 @@ class AutoAlpha:
             rate = min(MAX_RATE, 1 / math.sqrt(width), WANDER * math.sqrt(1 - float(beta2)))
             if group[self._max_step] is None:
                 group[self._max_step] = MAX_RATE * size
-                _warn_if_held(lr, size)
+                clipped = max(clipped, lr if lr > MAX_RATE * size else 0.0)
             group[self._alpha] = rate / min(lr, group[self._max_step])
             if group[self._max_exponent] is None:
                 group[self._max_exponent] = rate
             if group[self._max_scale] is None:
                 group[self._max_scale] = SPREAD * max(size, 1 / group[self._alpha])
-            self._chosen[id(group["params"])] = (group[self._alpha], min(lr, group[self._max_step]))
+            self._chosen[id(group["params"])] = (group[self._alpha], lr)
+        if clipped:
+            warn_user(
+                f"lr={clipped:.3g} is more than {MAX_RATE:g} times the weights' root mean square of {size:.3g}, and "
+                f"alpha='auto' takes it as {MAX_RATE * size:.3g}. To use all of it, give max_step={clipped:.3g}."
+            )
 
     def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
         if group.get(self._alpha) == AUTO:
             ours = (self._alpha, self._max_exponent, self._max_scale, self._max_step)
             return {k: v for k, v in group.items() if k not in ours}
-        # a state of ours from before the learning rate was bounded goes on without
-        return {self._max_step: None, **group} if self._alpha in group else group
+        # a state of ours from before the learning rate was bounded goes on without; AdamW may carry our alpha too
+        return {self._max_step: None, **group} if self._max_exponent in group else group
 
     def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
         """Warn where a group's strength was chosen for a smaller learning rate than that of a group without its own."""
         if self._alpha not in loaded:
-            self._warn_beyond(group, _peak(loaded), "the state that is loaded has", stacklevel=5)
+            self._warn_beyond(group, _peak(loaded), "the state that is loaded has")
 
     def check_step(self, group: dict[str, Any]) -> None:
         """Warn, once a group, where its learning rate has risen above the one its strength was chosen for."""
         lr = group["lr"]
         if id(group["params"]) in self._chosen and not isinstance(lr, Tensor):
-            self._warn_beyond(group, lr, "it now has", stacklevel=7)
+            self._warn_beyond(group, lr, "it now has")
 
-    def _warn_beyond(self, group: dict[str, Any], lr: float, whose: str, stacklevel: int) -> None:
+    def _warn_beyond(self, group: dict[str, Any], lr: float, whose: str) -> None:
         alpha, built = self._chosen.get(id(group["params"]), (None, 0.0))
-        counts = at_most(lr, group[self._max_step])
-        if alpha is None or group[self._alpha] != alpha or not counts > 1.01 * built:  # 1.01: a schedule's rounding
+        if alpha is None or group[self._alpha] != alpha or not lr > 1.01 * built:  # 1.01: a schedule's rounding
+            return
+        bound = group[self._max_step]
+        if bound is not None and built > bound:  # it was clipped from the start: nothing changes
             return
         del self._chosen[id(group["params"])]
-        warnings.warn(
-            f"alpha='auto' chose {self._alpha}={alpha:.3g} for lr={built:.3g}, and {whose} lr={lr:.3g}: alpha * lr is "
-            f"{alpha * counts:.3g}, not {alpha * built:.3g}. Build the optimizer with the peak of the schedule as lr, "
-            f"or lower {self._alpha} in its groups.",
-            stacklevel=stacklevel,
+        counts = at_most(lr, bound)
+        clipped = "" if counts == lr else f", which counts as {self._max_step}={bound:.3g}"
+        product = f": alpha * lr is {alpha * counts:.3g}, not {alpha * built:.3g}" if counts > 1.01 * built else ""
+        warn_user(
+            f"alpha='auto' chose {self._alpha}={alpha:.3g} for lr={built:.3g}, and {whose} lr={lr:.3g}{clipped}"
+            f"{product}. Build the optimizer with the peak of the schedule as lr"
+            f"{f', or lower {self._alpha} in its groups' if product else ''}."
         )
 
 
 def _peak(group: dict[str, Any]) -> float:
     """The largest learning rate that a group knows of: in the middle of a schedule the peak stands beside ``lr``."""
     return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if key in group)
-
-
-def _warn_if_held(lr: float, size: float) -> None:
-    if lr > MAX_RATE * size:
-        warnings.warn(
-            f"lr={lr:.3g} is more than {MAX_RATE:g} times the weights' root mean square of {size:.3g}, and "
-            f"alpha='auto' takes it as {MAX_RATE * size:.3g}. To use all of it, give max_step={lr:.3g}.",
-            stacklevel=6,
-        )
 
 
 def typical_width(tensors: Iterable[Tensor]) -> float:

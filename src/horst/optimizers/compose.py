@@ -239,11 +239,11 @@ class Mirrored(Optimizer):
         if "base" in state:  # unpickled
             self.__dict__.update(state)
             self._auto = AutoAlpha("mirror_")
-            for options in (self.defaults, *self.param_groups):
-                options.setdefault("mirror_max_step", None)  # a pickle from before it existed
             super().__setstate__({})
         else:  # load_state_dict: the base optimizer knows which of its options are missing
             self.base.__setstate__(state)
+        for options in (self.defaults, *self.param_groups):
+            options.setdefault("mirror_max_step", None)  # a pickle or a state from before it existed
         self._launches = defaultdict(LaunchCache)
 
     def _decay(self, group: dict[str, Any]) -> float | Tensor:
@@ -282,7 +282,7 @@ class Mirrored(Optimizer):
         if not torch.compiler.is_compiling():
             for group in self.param_groups:
                 self._auto.check_step(group)
-        with limited_lr(self.param_groups, "mirror_max_step"):
+        with limited_lr(self.param_groups, "mirror_max_step") as outside:
             for i, group in enumerate(self.param_groups):
                 # with a closure, gradients appear only in the step
                 params = [p for p in group["params"] if p.grad is not None or closure is not None]
@@ -298,7 +298,7 @@ class Mirrored(Optimizer):
                         group["mirror_max_scale"],
                     )
                     work.append((i, params, before, options))
-            loss = self.base.step() if closure is None else self.base.step(closure)
+            loss = self.base.step() if closure is None else self.base.step(lambda: outside(closure))
         for i, params, before, options in work:
             if closure is not None:  # some may have got no gradient after all
                 stepped = [(p, old) for p, old in zip(params, before, strict=True) if p.grad is not None]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
@@ -12,20 +12,42 @@ from horst.optimizers.step_parts import at_most
 
 __all__ = ["limited_lr", "restored_on_error"]
 
+T = TypeVar("T")
+
 
 @contextlib.contextmanager
-def limited_lr(groups: list[dict[str, Any]], bound: str) -> Iterator[None]:
-    """Within the block a learning rate above its group's bound, which the groups have under that name, is the bound."""
-    bounded = [(group, group["lr"]) for group in groups if group[bound] is not None]
-    for group, lr in bounded:
-        group["lr"] = at_most(lr, group[bound])
-    limited = [group["lr"] for group, _ in bounded]
-    try:
-        yield
-    finally:
-        for (group, lr), there in zip(bounded, limited, strict=True):
+def limited_lr(groups: list[dict[str, Any]], bound: str) -> Iterator[Callable[[Callable[[], T]], T]]:
+    """Within the block a learning rate above its group's bound, which the groups have under that name, is the bound.
+
+    Yields a function that calls another as if outside of the block: what a closure of the user sees are its own rates.
+    """
+    bounded = [group for group in groups if group[bound] is not None]
+    given: list[Any] = []
+    limited: list[Any] = []
+
+    def limit() -> None:
+        given[:] = [group["lr"] for group in bounded]
+        limited[:] = [at_most(lr, group[bound]) for group, lr in zip(bounded, given, strict=True)]
+        for group, lr in zip(bounded, limited, strict=True):
+            group["lr"] = lr
+
+    def lift() -> None:
+        for group, lr, there in zip(bounded, given, limited, strict=True):
             if group["lr"] is there:  # else the optimizer has set its own
                 group["lr"] = lr
+
+    def outside(function: Callable[[], T]) -> T:
+        lift()
+        try:
+            return function()
+        finally:
+            limit()
+
+    limit()
+    try:
+        yield outside
+    finally:
+        lift()
 
 
 @contextlib.contextmanager

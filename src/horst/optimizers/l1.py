@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from horst.kernels.soft_threshold import soft_threshold_
-from horst.optimizers.step_parts import own_parts
+from horst.optimizers.step_parts import at_most, own_parts
 from horst.optimizers.together import Together
 
 __all__ = ["penalize_l1", "soft_threshold"]
@@ -84,10 +84,9 @@ def _shrink(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
     for group in optimizer.param_groups:
         if group.get("l1"):
             stepped = [p for p in group["params"] if p.grad is not None]
+            lr = at_most(group["lr"], group.get("mirror_max_step"))  # the bound of an optimizer that was composed
             # a fused step under GradScaler may have been skipped on the device
-            soft_threshold_(
-                own_parts(stepped), group["lr"] * group["l1"], found_inf=getattr(optimizer, "found_inf", None)
-            )
+            soft_threshold_(own_parts(stepped), lr * group["l1"], found_inf=getattr(optimizer, "found_inf", None))
 
 
 def _refuse_own_l1(optimizer: Optimizer, name: str) -> None:

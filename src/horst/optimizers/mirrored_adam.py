@@ -10,7 +10,6 @@ import abc
 import itertools
 import math
 import operator
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, overload
@@ -28,6 +27,7 @@ from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
 from horst.optimizers.model_structure import refuse_flat_shards
 from horst.optimizers.step_parts import Parts, at_most, local_shards, own_parts, split
+from horst.optimizers.user_warnings import warn_user
 
 __all__ = ["MirroredAdam"]
 
@@ -135,7 +135,7 @@ class MirroredAdam(Optimizer, abc.ABC):
                 refuse_flat_shards(group["params"], f"{type(self).__name__} takes its mirror step on matrices")
             if self._is_built:  # else all groups are resolved together
                 self._resolve_auto([group])
-        except ValueError:
+        except BaseException:
             self.param_groups.pop()
             raise
 
@@ -386,7 +386,7 @@ class MirroredAdam(Optimizer, abc.ABC):
                 "Make the optimizer with capturable=True, and with a tensor lr if a schedule changes it."
             )
         self._auto.check_step(group)
-        lr, alpha = group["lr"], group["alpha"]
+        lr, alpha = at_most(group["lr"], group["max_step"]), group["alpha"]
         if (
             self._warned
             or self._along_gradient
@@ -399,9 +399,8 @@ class MirroredAdam(Optimizer, abc.ABC):
         if exponent <= _LARGE_EXPONENT:
             return
         self._warned = True
-        warnings.warn(
+        warn_user(
             f"alpha * lr is {alpha * lr:.3g}: one step may change a weight by a factor of exp({exponent:.3g}). The "
             "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, set max_exponent (0.1, say) or "
             "max_scale, or use alpha='auto'.",
-            stacklevel=4,
         )

@@ -24,6 +24,7 @@ from horst.report.transformer_tables import acdc_table, methods_table
 
 _LANGUAGE = "results/transformers/frontier_language.json"
 _FRESH_SEEDS = "results/transformers/frontier_language_fresh_seeds.json"
+_UNTOUCHED_SEEDS = "results/transformers/frontier_language_untouched_seeds.json"
 _VISION = "results/transformers/frontier_vision.json"
 _VISION_SHORT_MEMORY = "results/transformers/frontier_vision_beta2_0.95.json"
 _VISION_FRESH_SEEDS = "results/transformers/frontier_vision_fresh_seeds.json"
@@ -88,7 +89,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "rate_of_a_tenth": ((f"{_RATE_OF_A_TENTH}/frontier_language.json",), free_table),
     "frontier_auto": ((_LANGUAGE,), auto_table_and_words),
     "frontier_auto_fresh_seeds": ((_FRESH_SEEDS,), auto_table_and_words),
-    "frontier_auto_all_seeds": ((_LANGUAGE, _FRESH_SEEDS), auto_words),
+    "frontier_auto_untouched_seeds": ((_UNTOUCHED_SEEDS,), auto_table_and_words),
+    "frontier_auto_all_seeds": ((_LANGUAGE, _FRESH_SEEDS, _UNTOUCHED_SEEDS), auto_words),
     "frontier_tuned": ((_LANGUAGE,), tuned_table),
     "frontier_vision_headline": ((_VISION,), sparse_against_dense_table),
     "frontier_vision_auto": ((_VISION,), auto_table_and_words),
