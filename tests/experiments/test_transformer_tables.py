@@ -175,7 +175,7 @@ def test_contenders_share_everything_but_the_mirror_step():
     assert made["ham"].param_groups[0]["alpha"] == 200.0
     everything = Optimization(decay="all").make(model, "adamw")
     assert {group["weight_decay"] for group in everything.param_groups} == {0.1}
-    with pytest.raises(ValueError, match=r"optimizers must be among adamw, ham, horst, .* got 'sgd'"):
+    with pytest.raises(ValueError, match=r"optimizers must be among adamw, adamw-held, ham, horst, .* got 'sgd'"):
         Optimization().make(model, "sgd")
 
 
