@@ -32,13 +32,8 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
     for i, b in enumerate(betas):
         if isinstance(b, bool) or not isinstance(b, numbers.Real) or not 0.0 <= float(b) < 1.0:
             raise ValueError(f"betas[{i}] must lie in [0, 1), got {b!r}.")
-    limit = group["max_exponent"]
-    if limit is not None:
-        check_number("max_exponent", limit, "use None for no limit")
-        if limit == 0:
-            raise ValueError("max_exponent must be above 0, got 0. Use alpha=0, beta=0 to switch the mirror step off.")
-    check_bound("max_scale", group["max_scale"])
-    check_bound("max_step", group["max_step"])
+    for name in ("max_exponent", "max_scale", "max_step"):
+        check_bound(name, group[name])
     for name in ("foreach", "fused"):
         if group[name] is not None and not isinstance(group[name], bool):
             raise TypeError(f"{name} must be True, False or None (choose by what is there), got {group[name]!r}.")

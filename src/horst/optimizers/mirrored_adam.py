@@ -180,11 +180,8 @@ class MirroredAdam(Optimizer, abc.ABC):
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
         self.__dict__.setdefault("_auto", AutoAlpha())
         self._is_built = True
-        for option, value in (
-            ("l1", 0.0),
-            ("max_scale", None),
-            ("max_step", None),
-        ):  # a pickle from before these existed
+        # a pickle from before these existed
+        for option, value in (("l1", 0.0), ("max_scale", None), ("max_step", None)):
             self.defaults.setdefault(option, value)
         for group in self.param_groups:
             for key, value in self.defaults.items():  # checkpoints from before an option existed
@@ -386,14 +383,10 @@ class MirroredAdam(Optimizer, abc.ABC):
                 "Make the optimizer with capturable=True, and with a tensor lr if a schedule changes it."
             )
         self._auto.check_step(group)
+        if self._warned or self._along_gradient or isinstance(group["lr"], Tensor) or group["max_scale"] is not None:
+            return
         lr, alpha = at_most(group["lr"], group["max_step"]), group["alpha"]
-        if (
-            self._warned
-            or self._along_gradient
-            or isinstance(lr, Tensor)
-            or not alpha * lr > _LARGE_EXPONENT
-            or group["max_scale"] is not None
-        ):
+        if not alpha * lr > _LARGE_EXPONENT:
             return
         exponent = min(alpha * lr, group["max_exponent"] or math.inf)
         if exponent <= _LARGE_EXPONENT:
@@ -402,5 +395,5 @@ class MirroredAdam(Optimizer, abc.ABC):
         warn_user(
             f"alpha * lr is {alpha * lr:.3g}: one step may change a weight by a factor of exp({exponent:.3g}). The "
             "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, set max_exponent (0.1, say) or "
-            "max_scale, or use alpha='auto'.",
+            "max_scale, or use alpha='auto'."
         )

@@ -66,15 +66,11 @@ def one_shot_table(results: Sequence[Result]) -> str:
             f"one_shot_table shows one way of pruning, and these results have {', '.join(methods)}. Use methods_table."
         )
     levels = sorted({row["sparsity"] for row in rows})
-    runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for result in results:
-        mirror = result.config.get("run", {}).get("optimization", {}).get("mirror", "")
-        for row in result.rows:
-            runs.setdefault((contender(row), mirror if row["alpha"] else ""), []).append(row)
-    several = len({mirror for _, mirror in runs if mirror}) > 1
+    runs = _runs(results)
+    several = len({mirror for *_, mirror in runs if mirror}) > 1
     lines = []
     shown = set()
-    for (name, mirror), own in runs.items():
+    for (name, _, mirror), own in runs.items():
         cells = [[row["perplexity"] for row in own if row["sparsity"] == level] for level in levels]
         label = f"{name}, mirror step on {mirror}" if several and mirror else name
         lines.append([label, *(spread(values, ".2f") if values else "" for values in cells)])
@@ -99,17 +95,23 @@ def mirror_table(results: Sequence[Result]) -> str:
     return markdown(["optimizer", "mirror", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
 
 
-def methods_table(results: Sequence[Result]) -> str:
-    """Perplexity by optimizer, pruning method and sparsity; what was not measured is left empty.
-
-    Where the results differ in the learning rate, or in which tensors get the mirror step, a column says so.
-    """
+def _runs(results: Sequence[Result]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
+    """The rows by contender, learning rate and which tensors get the mirror step: seeds alone are averaged."""
     runs: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for result in results:
         given = result.config.get("run", {}).get("optimization", {})
         for row in result.rows:
             mirror = given.get("mirror", "") if row["alpha"] else ""
             runs.setdefault((contender(row), f"{given.get('lr', 0):g}", mirror), []).append(row)
+    return runs
+
+
+def methods_table(results: Sequence[Result]) -> str:
+    """Perplexity by optimizer, pruning method and sparsity; what was not measured is left empty.
+
+    Where the results differ in the learning rate, or in which tensors get the mirror step, a column says so.
+    """
+    runs = _runs(results)
     levels = sorted({row["sparsity"] for rows in runs.values() for row in rows if row["sparsity"]})
     names = ("trained by", "lr", "mirror step on")
     shown = [i for i in range(len(names)) if i == 0 or len({key[i] for key in runs if key[i]}) > 1]
@@ -167,20 +169,16 @@ def speed_table(results: Sequence[Result]) -> str:
 
 def short_attention_table(results: Sequence[Result]) -> str:
     """A line a shape and direction: each contender's time, and how many times the floor that is."""
-    rows = [row for result in results for row in result.rows]
-    contenders = list(dict.fromkeys(row["contender"] for row in rows))
+    measured: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for row in (row for result in results for row in result.rows):
+        shape = " x ".join(str(row[side]) for side in ("batch", "tokens", "heads", "head_width"))
+        measured.setdefault((shape, row["direction"]), {})[row["contender"]] = row
+    contenders = list(next(iter(measured.values())))
     lines = []
-    for shape in dict.fromkeys((row["batch"], row["tokens"], row["heads"], row["head_width"]) for row in rows):
-        for direction in dict.fromkeys(row["direction"] for row in rows):
-            own = {
-                row["contender"]: row
-                for row in rows
-                if (row["batch"], row["tokens"], row["heads"], row["head_width"]) == shape
-                and row["direction"] == direction
-            }
-            floor = next(iter(own.values()))["floor_microseconds"]
-            words = [f"{own[name]['microseconds']:.0f} ({own[name]['times_floor']:.1f} x)" for name in contenders]
-            lines.append([" x ".join(map(str, shape)), direction, f"{floor:.0f}", *words])
+    for (shape, direction), own in measured.items():
+        floor = own[contenders[0]]["floor_microseconds"]
+        words = [f"{own[name]['microseconds']:.0f} ({own[name]['times_floor']:.1f} x)" for name in contenders]
+        lines.append([shape, direction, f"{floor:.0f}", *words])
     return markdown(["batch x tokens x heads x their width", "", "floor, us", *contenders], lines)
 
 
