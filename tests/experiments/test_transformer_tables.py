@@ -71,6 +71,14 @@ def test_table6_trains_prunes_and_reports(tokens, tmp_path):
     assert again.rows == [row for row in loaded.rows if row["optimizer"] != "ham"]
 
 
+def test_one_threshold_for_all_tensors_prunes_others_than_one_for_each(tokens, tmp_path):
+    config = tiny_table6(tokens, tmp_path, optimizers=("adamw",), methods=("magnitude", "magnitude-global"))
+    dense, each, together = RECIPES["one_shot_methods"].run(config).rows
+    assert (dense["method"], each["method"], together["method"]) == ("dense", "magnitude", "magnitude-global")
+    assert each["sparsity_of_pruned_layers"] == together["sparsity_of_pruned_layers"] == 0.5
+    assert len({dense["perplexity"], each["perplexity"], together["perplexity"]}) == 3
+
+
 def test_data_that_cannot_be_evaluated_are_refused_before_the_training(tokens, tmp_path, monkeypatch):
     folder = shutil.copytree(tokens, tmp_path / "tokens")
     (folder / "val.bin").unlink()

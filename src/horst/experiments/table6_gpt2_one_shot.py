@@ -27,7 +27,11 @@ from horst.training import World, processes
 
 NAME = "table6_gpt2_one_shot"
 CALIBRATION_SEED = 90_000  # far from the seeds of the training order
-PruningMethod = Literal["magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl"]
+PruningMethod = Literal[
+    "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl", "magnitude-global"
+]  # fmt: skip
+#: By what stands behind the dash of a method.
+DISTRIBUTIONS: dict[str, Literal["uniform", "owl", "global"]] = {"": "uniform", "owl": "owl", "global": "global"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,7 @@ class Config:
         optimizers: The contenders.
         sparsities: Of the pruned tensors; the dense model is always there.
         methods: How to prune. The paper has magnitude; its outlook names SparseGPT. With ``-owl``, OWL shares out the
-            sparsity over the blocks.
+            sparsity over the blocks; with ``-global``, one threshold for all tensors does.
         prune_layers: What is pruned: the paper's choice, or all blocks.
         calibration_samples: Training sequences that Wanda and SparseGPT look at.
         seeds: Of weights and data order. The paper has one.
@@ -110,18 +114,18 @@ def train_and_prune(
     """
     about = {**config.run.optimization.about(optimizer), "seed": seed}
     model, trained = train_language_model(config.run, optimizer, seed, directory, world)
-    needs_data = any(method != "magnitude" for method in config.methods)
+    needs_data = not set(config.methods) <= {"magnitude", "magnitude-global"}
     calibration = _calibration(config, seed, world) if needs_data else None
     levels: list[dict[str, Any]] = []
     for asked in config.methods:
-        method, _, owl = asked.partition("-")
+        method, _, suffix = asked.partition("-")
         found = sweep(
             model,
             config.sparsities,
             evaluate=lambda model: evaluate_language_model(model, config.run, world),
             method=method,
             data=calibration,
-            distribution="owl" if owl else "uniform",
+            distribution=DISTRIBUTIONS[suffix],
             layers=config.prune_layers,
             samples=config.calibration_samples,
         )
