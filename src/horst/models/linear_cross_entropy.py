@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORED = -100  # a target that is not scored, as everywhere in torch
+from horst.kernels.cross_entropy import IGNORED, at_least_float32, losses_and_gradient_
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, rows: int | None = 8192) -> Tensor:
@@ -59,12 +59,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, row
 
 
 def _whole_sum(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    logits = _at_least_float32(F.linear(hidden, weight))
+    logits = at_least_float32(F.linear(hidden, weight))
     return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _ChunkedSum(torch.autograd.Function):
@@ -79,20 +75,12 @@ class _ChunkedSum(torch.autograd.Function):
         total = None
         hidden_grads = []
         weight_grad = None
-        classes = torch.arange(weight.shape[0], device=weight.device)
         for h, t in zip(hidden.split(rows), targets.split(rows), strict=True):
-            low_logits = F.linear(h, weight)  # in autocast's dtype, where there is one; so are the other two products
-            logits = _at_least_float32(low_logits)
-            scored = (t != IGNORED).unsqueeze(1)
-            is_target = classes == t.unsqueeze(1)
-            log_normalizer = logits.logsumexp(1, keepdim=True)
-            losses = log_normalizer - logits.gather(1, torch.where(scored, t.unsqueeze(1), 0))
-            loss = torch.where(scored, losses, 0.0).sum()
-            # One expression of the logits, so that the compiler reads them once here and writes only this.
-            grad = torch.where(scored, (logits - log_normalizer).exp() - is_target.to(logits.dtype), 0.0)
-            grad = grad.to(low_logits.dtype)
+            logits = F.linear(h, weight)  # in autocast's dtype, where there is one; so are the other two products
+            losses, grad = losses_and_gradient_(logits, t)
+            loss = losses.sum()
             hidden_grads.append(grad @ weight)
-            piece = _at_least_float32(grad.T @ h)
+            piece = at_least_float32(grad.T @ h)
             total = loss if total is None else total + loss
             weight_grad = piece if weight_grad is None else weight_grad + piece
         assert total is not None
