@@ -25,7 +25,7 @@ def random(rows, vocabulary, device, dtype=torch.float32, spread=3.0):
 
 
 # one class, fewer than a block, a block, one more, several, and GPT-2's
-@pytest.mark.parametrize("vocabulary", [1, 2, 100, 16384, 16385, 50304])
+@pytest.mark.parametrize("vocabulary", [1, 2, 100, 4096, 4097, 50304])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_agrees_with_autograd(vocabulary, dtype, device):
     logits, targets = random(4, vocabulary, device, dtype)
@@ -57,7 +57,8 @@ def test_any_logits(rows):
     losses, gradient = expected(logits, targets)
     found, slope = losses_and_gradient_(logits, targets)
     assert_close(found.double(), losses, rtol=1e-5, atol=1e-5)
-    assert_close(slope.double(), gradient, rtol=1e-5, atol=1e-6)
+    # an exponent of up to 160 is rounded to 24 bits, and its error is the relative one of the power
+    assert_close(slope.double(), gradient, rtol=160 * torch.finfo(torch.float32).eps, atol=1e-6)
     assert (slope[targets == IGNORED] == 0).all()
 
 

@@ -1,8 +1,9 @@
 """Cross-entropy and its gradient as one Triton kernel: a program a row.
 
 The floor is one read and one write of the logits, 4 bytes a logit in bfloat16. A row is read twice, once for its
-normalizer and once for its gradient; the rows in flight fit into the L2 cache, so that the second time is not from
-memory.
+normalizer and once for its gradient, the second time in part from the L2 cache. Fewer programs that each take several
+rows, so that all rows in flight fit there, were slower on an H200 (2.8 ms against 2.6 for 32768 x 50304, a copy takes
+1.6), and so were larger blocks.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from horst.kernels.cross_entropy.reference import IGNORED
 
-BLOCK = 16384
-WARPS = 16
+BLOCK = 4096
+WARPS = 8
 
 
 @triton.jit
@@ -59,7 +60,5 @@ def launch(logits: Tensor, targets: Tensor) -> Tensor:
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     device = torch.cuda.device(logits.device) if logits.is_cuda else contextlib.nullcontext()
     with device:
-        _kernel[(rows,)](
-            logits, targets, losses, vocabulary, IGNORED=IGNORED, BLOCK=block, num_warps=min(WARPS, max(block // 64, 1))
-        )
+        _kernel[(rows,)](logits, targets, losses, vocabulary, IGNORED=IGNORED, BLOCK=block, num_warps=WARPS)
     return losses
