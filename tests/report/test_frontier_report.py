@@ -18,6 +18,7 @@ from horst.report.frontier import sections as frontier_sections
 from horst.report.frontier.cells import best, cells_of
 from horst.report.frontier.figures import (
     CROPPED,
+    by_second_beta,
     quality_against_product,
     tuned_against_sparsity,
     weights_against_product,
@@ -252,6 +253,33 @@ def test_the_headline_of_table_6_with_a_second_file():
     longer = {**auto.config, "run": {**auto.config["run"], "steps": 9000}}
     with pytest.raises(ValueError, match=r"no dense AdamW of width 768, 9,000 steps .* as well"):
         free_table([WIKIPEDIA, dataclasses.replace(auto, config=longer)])
+
+
+@pytest.fixture
+def with_long_memory():
+    """The same runs with another second beta, a tenth better, which count as no other seed."""
+    optimization = {**WIKIPEDIA.config["run"]["optimization"], "betas": [0.9, 0.999]}
+    config = {"run": {**WIKIPEDIA.config["run"], "optimization": optimization}}
+    rows = [{**row, "perplexity": 0.9 * row["perplexity"]} for row in WIKIPEDIA.rows]
+    return dataclasses.replace(WIKIPEDIA, config=config, rows=rows)
+
+
+def test_the_dense_adamw_to_match_is_the_best_of_all_second_betas(with_long_memory):
+    dense = next(row["perplexity"] for row in WIKIPEDIA.rows if row["optimizer"] == "adamw" and not row["sparsity"])
+    lines = parse(free_table([WIKIPEDIA, with_long_memory]))[1]
+    assert {line[0] for line in lines} == {f"width 768, 6,000 steps: {0.9 * dense:.2f}"}
+    assert lines[0][3] == "0% (lr 0.001, beta2 0.999)"
+    assert lines[1][3].endswith("% (lr 0.001, beta2 0.999)")
+
+
+def test_a_panel_a_second_beta_has_the_same_line_across(with_long_memory):
+    figure = by_second_beta([WIKIPEDIA, with_long_memory])
+    assert [axes.get_title() for axes in figure.axes] == ["second beta 0.95, magnitude", "second beta 0.999, magnitude"]
+    short, long = ({line.get_label(): line.get_ydata() for line in axes.lines} for axes in figure.axes)
+    assert (
+        short["dense AdamW"][0] == long["dense AdamW"][0] == long["AdamW"][0] == pytest.approx(0.9 * short["AdamW"][0])
+    )
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
 
 
 def test_nothing_is_free_if_the_dense_model_is_worse(frontier):

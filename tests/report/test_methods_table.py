@@ -3,8 +3,6 @@
 import dataclasses
 import pathlib
 
-import pytest
-
 from horst.experiments.result import Result
 from horst.report.frontier.page import gpt2_table
 from horst.report.tables import parse
@@ -69,12 +67,16 @@ def test_runs_with_another_learning_rate_are_not_averaged_and_seeds_are():
     assert all("± 0.00" in line[2] for line in lines)
 
 
-def test_table_6_tells_tensors_apart_and_shows_the_papers_line_once():
-    names = [line[0] for line in parse(one_shot_table([with_optimization(WIKIPEDIA, mirror="all"), WIKIPEDIA]))[1]]
-    assert names[:2] == ["HORST, alpha 5, mirror step on all", "*the paper's*"]
+def test_table_6_tells_settings_apart_and_shows_the_papers_line_once():
+    everywhere = with_optimization(WIKIPEDIA, mirror="all", betas=[0.9, 0.999])
+    columns, lines = parse(one_shot_table([everywhere, WIKIPEDIA]))
+    assert columns[:4] == ["perplexity", "beta2", "mirror step on", "dense"]
+    assert lines[0][:3] == ["HORST, alpha 5", "0.999", "all"]
+    assert lines[1][:3] == ["*the paper's*", "", ""]
+    names = [line[0] for line in lines]
     assert names.count("*the paper's*") == len({row["optimizer"] for row in WIKIPEDIA.rows})
-    assert names.count("HORST, alpha 5, mirror step on matrices") == names.count("AdamW") == 1
-    assert parse(one_shot_table([WIKIPEDIA]))[1][0][0] == "HORST, alpha 5"
+    assert [line[1:3] for line in lines if line[0] == "AdamW"] == [["0.999", ""], ["0.95", ""]]
+    assert parse(one_shot_table([WIKIPEDIA]))[0][:2] == ["perplexity", "dense"]  # all the same: no column
 
 
 def test_the_times_of_short_attention_stand_beside_their_floor():
@@ -94,12 +96,16 @@ def test_the_times_of_short_attention_stand_beside_their_floor():
         ["2 x 4 x 1 x 8", "forwards", "10", "12 (1.2 x)", "30 (3.0 x)"],
         ["2 x 4 x 1 x 8", "backwards", "10", "20 (2.0 x)", "44 (4.4 x)"],
     ]
+    newer = [{**row, "kernel": "attention", "shape": "2 x 4 x 1 x 8"} for row in rows]
+    newer.append({**newer[0], "kernel": "cross_entropy", "shape": "8 x 100", "direction": "both"})
+    assert parse(short_attention_table([dataclasses.replace(AUTO, rows=newer)]))[1] == lines
 
 
-def test_the_table_of_one_method_refuses_two():
-    with pytest.raises(ValueError, match=r"have magnitude, sparsegpt\. Use methods_table"):
-        one_shot_table([AUTO])
-    assert one_shot_table([WIKIPEDIA])
+def test_table_6_shows_one_way_of_pruning():
+    assert parse(one_shot_table([AUTO]))[1][0][-1] == perplexity(AUTO, method="magnitude", sparsity=0.8)
+    solved = parse(one_shot_table([AUTO], "sparsegpt"))[1][0]
+    assert solved[-1] == perplexity(AUTO, method="sparsegpt", sparsity=0.8)
+    assert solved[1] == perplexity(AUTO, sparsity=0.0)
 
 
 def test_the_frontiers_table_of_gpt2_has_adamw_and_horst():

@@ -40,6 +40,7 @@ h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
 header p, section > p, section > ul, footer p { max-width: 46rem; }
 nav { margin-top: 1.5rem; }
 nav h2 { font-size: 1rem; margin: 0 0 .25rem; }
+nav a { overflow-wrap: anywhere; }
 nav > ul { list-style: none; margin: 0; padding: .9rem 1.1rem; background: var(--raised); border-radius: .5rem;
   columns: 17rem; column-gap: 2rem; }
 nav > ul > li { margin-bottom: .6rem; }

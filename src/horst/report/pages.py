@@ -264,7 +264,25 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "quickstart": (("results/quickstart.json",), quickstart_table),
     "table1_digits": (_TABLE1_DIGITS, acdc_table),
     "table1_cifar10": (_TABLE1_CIFAR10, acdc_table),
-    "table6": (("results/transformers/table6_gpt2_alpha5.json", *_TABLE6), one_shot_table),
+    "table1_cifar10_paper_lr": (
+        tuple(f"results/transformers/table1_cifar10_paper_lr_{name}.json" for name in ("adamw", "alpha5")),
+        acdc_table,
+    ),
+    "table6": (
+        (
+            *(f"results/transformers/table6_gpt2_{name}.json" for name in ("alpha5_beta2_0.999", "adamw_beta2_0.999")),
+            *(f"results/transformers/table6_gpt2_{name}.json" for name in ("alpha5_decay_all", "alpha5")),
+            *_TABLE6,
+        ),
+        one_shot_table,
+    ),
+    "table6_thresholds": (
+        tuple(
+            f"results/transformers/table6_gpt2_{name}.json"
+            for name in ("adamw_beta2_0.999", "alpha5_beta2_0.999", "alpha5_decay_all")
+        ),
+        methods_table,
+    ),
     "table6_speed": (_TABLE6, speed_table),
     "mirror_tensors": (_MIRROR, mirror_table),
     "one_shot_methods": (("results/transformers/one_shot_methods_cpu.json",), methods_table),

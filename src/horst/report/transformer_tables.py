@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horst.experiments.result import Result
@@ -53,34 +53,61 @@ def spread(values: Sequence[float], spec: str) -> str:
     return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), spec)}"
 
 
-def one_shot_table(results: Sequence[Result]) -> str:
+# What the runs of a table may differ in beside optimizer and seed: a column for each that they do differ in.
+_SETTINGS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], str]] = {
+    "lr": lambda given, row: f"{row.get('lr', given.get('lr', 0)):g}",
+    "beta2": lambda given, row: f"{given['betas'][1]:g}" if "betas" in given else "",
+    "decay": lambda given, row: f"{given['weight_decay']:g}" if "weight_decay" in given else "",
+    "decay on": lambda given, row: given.get("decay", ""),
+    "mirror step on": lambda given, row: given.get("mirror", "") if row["alpha"] else "",
+}
+Runs = dict[tuple[str, ...], list[Mapping[str, Any]]]
+
+
+def _runs(results: Sequence[Result]) -> Runs:
+    """The rows by contender and settings: seeds alone are averaged."""
+    runs: Runs = {}
+    for result in results:
+        given = result.config.get("run", {}).get("optimization", {})
+        for row in result.rows:
+            key = (contender(row), *(read(given, row) for read in _SETTINGS.values()))
+            runs.setdefault(key, []).append(row)
+    return runs
+
+
+def _differing(runs: Runs, *, always: Sequence[str] = ()) -> dict[str, int]:
+    """By name, the place in a run's key of each setting that not all runs share."""
+    places = {name: i for i, name in enumerate(_SETTINGS, start=1)}
+    return {name: i for name, i in places.items() if name in always or len({key[i] for key in runs if key[i]}) > 1}
+
+
+def one_shot_table(results: Sequence[Result], method: str = "magnitude") -> str:
     """Table 6: perplexity by optimizer and sparsity; the paper's below the first line of each optimizer.
 
-    Raises:
-        ValueError: The models were pruned by several methods, which one line would mix.
+    Where the runs differ in a setting, a column says so.
+
+    Args:
+        results: Of one-shot pruning.
+        method: The way of pruning that is shown.
     """
-    rows = [row for result in results for row in result.rows]
-    methods = sorted({row["method"] for row in rows if row["sparsity"]})
-    if len(methods) > 1:
-        raise ValueError(
-            f"one_shot_table shows one way of pruning, and these results have {', '.join(methods)}. Use methods_table."
-        )
+    runs = {key: [row for row in own if row["method"] in ("dense", method)] for key, own in _runs(results).items()}
+    rows = [row for own in runs.values() for row in own]
     levels = sorted({row["sparsity"] for row in rows})
-    runs = _runs(results)
-    several = len({mirror for *_, mirror in runs if mirror}) > 1
+    columns = _differing(runs)
     lines = []
     shown = set()
-    for (name, _, mirror), own in runs.items():
+    for key, own in runs.items():
         cells = [[row["perplexity"] for row in own if row["sparsity"] == level] for level in levels]
-        label = f"{name}, mirror step on {mirror}" if several and mirror else name
-        lines.append([label, *(spread(values, ".2f") if values else "" for values in cells)])
+        words = [spread(values, ".2f") if values else "" for values in cells]
+        lines.append([key[0], *(key[i] for i in columns.values()), *words])
         theirs = paper.TABLE6.get(own[0]["optimizer"], {}) if own[0]["alpha"] in (0.0, 5.0, 200.0) else {}
-        if theirs and name not in shown:
-            shown.add(name)
-            lines.append(["*the paper's*", *(f"*{theirs[level]:.2f}*" if level in theirs else "" for level in levels)])
+        if theirs and key[0] not in shown:
+            shown.add(key[0])
+            words = [f"*{theirs[level]:.2f}*" if level in theirs else "" for level in levels]
+            lines.append(["*the paper's*", *("" for _ in columns), *words])
     share = {row["sparsity"]: row["sparsity_of_all_weights"] for row in rows}
-    lines.append(["zeros among all weights", *(f"{share[level]:.1%}" for level in levels)])
-    return markdown(["perplexity", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
+    lines.append(["zeros among all weights", *("" for _ in columns), *(f"{share[level]:.1%}" for level in levels)])
+    return markdown(["perplexity", *columns, *_titles(levels)], lines)
 
 
 def mirror_table(results: Sequence[Result]) -> str:
@@ -92,29 +119,17 @@ def mirror_table(results: Sequence[Result]) -> str:
         tensors = result.config["run"]["optimization"]["mirror"] if first["alpha"] else ""
         cells = [[row["perplexity"] for row in result.rows if row["sparsity"] == level] for level in levels]
         lines.append([contender(first), tensors, *(spread(values, ".2f") for values in cells)])
-    return markdown(["optimizer", "mirror", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
-
-
-def _runs(results: Sequence[Result]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
-    """The rows by contender, learning rate and which tensors get the mirror step: seeds alone are averaged."""
-    runs: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for result in results:
-        given = result.config.get("run", {}).get("optimization", {})
-        for row in result.rows:
-            mirror = given.get("mirror", "") if row["alpha"] else ""
-            runs.setdefault((contender(row), f"{given.get('lr', 0):g}", mirror), []).append(row)
-    return runs
+    return markdown(["optimizer", "mirror", *_titles(levels)], lines)
 
 
 def methods_table(results: Sequence[Result]) -> str:
     """Perplexity by optimizer, pruning method and sparsity; what was not measured is left empty.
 
-    Where the results differ in the learning rate, or in which tensors get the mirror step, a column says so.
+    Where the runs differ in a setting, a column says so.
     """
     runs = _runs(results)
     levels = sorted({row["sparsity"] for rows in runs.values() for row in rows if row["sparsity"]})
-    names = ("trained by", "lr", "mirror step on")
-    shown = [i for i in range(len(names)) if i == 0 or len({key[i] for key in runs if key[i]}) > 1]
+    columns = _differing(runs)
     lines = []
     for key, own in runs.items():
         for method in dict.fromkeys(row["method"] for row in own if row["sparsity"]):
@@ -123,29 +138,28 @@ def methods_table(results: Sequence[Result]) -> str:
                 for wanted in [("dense", 0.0), *((method, level) for level in levels)]
             ]
             words = [spread(values, ".2f") if values else "" for values in cells]
-            lines.append([*(key[i] for i in shown), method, *words])
-    columns = [*(names[i] for i in shown), "pruned by", "dense"]
-    return markdown([*columns, *(f"{level:.0%}" for level in levels)], lines)
+            lines.append([key[0], *(key[i] for i in columns.values()), method, *words])
+    return markdown(["trained by", *columns, "pruned by", *_titles([0.0, *levels])], lines)
 
 
 def acdc_table(results: Sequence[Result]) -> str:
-    """Tables 1, 3 and 4: accuracy by optimizer and sparsity, with a column for each setting that differs."""
-    runs: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for result in results:
-        optimization = result.config["run"]["optimization"]
-        for row in result.rows:
-            mirror = optimization["mirror"] if row["alpha"] else ""
-            given = (f"{row['lr']:g}", f"{optimization['betas'][1]:g}", f"{optimization['weight_decay']:g}", mirror)
-            runs.setdefault((contender(row), *given), []).append(row)
-    names = ("accuracy in %", "lr", "beta2", "decay", "mirror step on")
-    shown = [i for i in range(len(names)) if i < 2 or len({key[i] for key in runs if key[i]}) > 1]
+    """Tables 1, 3 and 4: accuracy by optimizer, learning rate and sparsity.
+
+    Where the runs differ in another setting, a column says so.
+    """
+    runs = _runs(results)
+    columns = _differing(runs, always=["lr"])
     levels = sorted({row["sparsity"] for rows in runs.values() for row in rows})
     lines = []
     for key, own in runs.items():
         cells = [[100 * row["top1"] for row in own if row["sparsity"] == level] for level in levels]
-        lines.append([*(key[i] for i in shown), *(spread(values, ".2f") if values else "" for values in cells)])
-    titles = ["dense" if not level else f"{level:.0%}" for level in levels]
-    return markdown([*(names[i] for i in shown), *titles], lines)
+        words = [spread(values, ".2f") if values else "" for values in cells]
+        lines.append([key[0], *(key[i] for i in columns.values()), *words])
+    return markdown(["accuracy in %", *columns, *_titles(levels)], lines)
+
+
+def _titles(levels: Sequence[float]) -> list[str]:
+    return ["dense" if not level else f"{level:.0%}" for level in levels]
 
 
 def paper_acdc_table(results: Sequence[Result]) -> str:
@@ -171,8 +185,12 @@ def short_attention_table(results: Sequence[Result]) -> str:
     """A line a shape and direction: each contender's time, and how many times the floor that is."""
     measured: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for row in (row for result in results for row in result.rows):
-        shape = " x ".join(str(row[side]) for side in ("batch", "tokens", "heads", "head_width"))
-        measured.setdefault((shape, row["direction"]), {})[row["contender"]] = row
+        if row.get("kernel", "attention") == "attention":
+            # a file from before there was a second kernel has a column for each side
+            shape = row.get("shape") or " x ".join(
+                str(row[side]) for side in ("batch", "tokens", "heads", "head_width")
+            )
+            measured.setdefault((shape, row["direction"]), {})[row["contender"]] = row
     contenders = list(next(iter(measured.values())))
     lines = []
     for (shape, direction), own in measured.items():

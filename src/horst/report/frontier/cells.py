@@ -15,8 +15,8 @@ Row = Mapping[str, Any]
 EDGE = "†"  # the best is the first or last of what was tried, so that better ones may lie outside
 # What tells two runs apart beside their seed; files of another experiment lack some.
 IDENTITY = (
-    "optimizer", "alpha", "beta", "strength", "threshold", "lr", "weight_decay", "mirror", "width", "steps", "epochs",
-    "method", "sparsity",
+    "optimizer", "alpha", "beta", "strength", "threshold", "lr", "beta2", "weight_decay", "decay", "mirror", "width",
+    "steps", "epochs", "method", "sparsity",
 )  # fmt: skip
 
 
@@ -113,10 +113,10 @@ def rows_of(results: Sequence[Result]) -> list[Row]:
     found: dict[tuple[Any, ...], Row] = {}
     for result in results:
         run = result.config.get("run", {})
+        given = run.get("optimization", {})
         shared = {
-            "lr": run.get("optimization", {}).get("lr"),
-            "weight_decay": run.get("optimization", {}).get("weight_decay"),
-            "mirror": run.get("optimization", {}).get("mirror"),
+            **{name: given.get(name) for name in ("lr", "weight_decay", "decay", "mirror")},
+            "beta2": given.get("betas", (None, None))[1],
             "width": run.get("model", {}).get("width"),
         }
         if "epochs" in run or "steps" in run:

@@ -84,26 +84,51 @@ def tuned_against_sparsity(results: Sequence[Result], methods: Sequence[str] = (
     shown = [(given, own, method) for given, own in having.items() for method in methods]
     figure, panels = _panels(len(shown), len(methods))
     for axes, (given, own, method) in zip(panels, shown, strict=True):
-        dense = dense_adamw(own, given)
-        for name, tried in contenders(own).items():
-            # a dense model that was not pruned this way has no place on the line
-            kept = [cell for levels in models(tried, method) for cell in levels.values()]
-            if not kept:
-                continue
-            row = kept[0].row
-            colour, style = COLOURS[row["optimizer"]], STYLES[(row["alpha"] == 5.0) * (1 + (row["mirror"] == "all"))]
-            chosen = [best(at(kept, sparsity=level)) for level in levels_of(kept)]
-            points = [(100 * cell.row["sparsity"], cell) for cell in chosen if cell is not None]
-            _line(axes, points, color=colour, linestyle=style, label=name)
-        axes.axhline(dense.mean, color=COLOURS["adamw"], linestyle=":", linewidth=1.2, label="dense AdamW")
-        top = min(axes.get_ylim()[1], CROPPED * dense.mean)
-        lowest = min(value for line in axes.get_lines() for value in line.get_ydata())
-        axes.set_ylim(lowest - 0.05 * (top - lowest), top)
+        _against_sparsity(axes, own, method, dense_adamw(own, given))
         axes.set_title(f"{budget_words(given)}, {method}", fontsize=9)
-        axes.set_xlabel("zeros in the pruned tensors, %", fontsize=9)
-        axes.set_ylabel("perplexity", fontsize=9)
     _legend(figure, panels[0])
     return figure
+
+
+def by_second_beta(results: Sequence[Result], method: str = "magnitude") -> Any:
+    """Perplexity against sparsity, a panel a second beta of Adam; the line across is the best dense AdamW of all.
+
+    Args:
+        results: Of one-shot pruning, of one budget.
+        method: The way of pruning.
+    """
+    cells = cells_of(results)
+    ((given, _),) = by_budget(cells).items()
+    betas = sorted({cell.row["beta2"] for cell in cells})
+    figure, panels = _panels(len(betas), len(betas))
+    for axes, beta2 in zip(panels, betas, strict=True):
+        _against_sparsity(axes, at(cells, beta2=beta2), method, dense_adamw(cells, given))
+        axes.set_title(f"second beta {beta2:g}, {method}", fontsize=9)
+    lows, tops = zip(*(axes.get_ylim() for axes in panels), strict=True)
+    for axes in panels:
+        axes.set_ylim(min(lows), min(tops))
+    _legend(figure, panels[0])
+    return figure
+
+
+def _against_sparsity(axes: Any, cells: Sequence[Cell], method: str, dense: Cell) -> None:
+    """A line a contender, at its best for each level, and one across for a dense model."""
+    for name, tried in contenders(cells).items():
+        # a dense model that was not pruned this way has no place on the line
+        kept = [cell for levels in models(tried, method) for cell in levels.values()]
+        if not kept:
+            continue
+        row = kept[0].row
+        colour, style = COLOURS[row["optimizer"]], STYLES[(row["alpha"] == 5.0) * (1 + (row["mirror"] == "all"))]
+        chosen = [best(at(kept, sparsity=level)) for level in levels_of(kept)]
+        points = [(100 * cell.row["sparsity"], cell) for cell in chosen if cell is not None]
+        _line(axes, points, color=colour, linestyle=style, label=name)
+    axes.axhline(dense.mean, color=COLOURS["adamw"], linestyle=":", linewidth=1.2, label="dense AdamW")
+    top = min(axes.get_ylim()[1], CROPPED * dense.mean)
+    lowest = min(value for line in axes.get_lines() for value in line.get_ydata())
+    axes.set_ylim(lowest - 0.05 * (top - lowest), top)
+    axes.set_xlabel("zeros in the pruned tensors, %", fontsize=9)
+    axes.set_ylabel("perplexity", fontsize=9)
 
 
 def _panels(count: int, columns: int) -> tuple[Any, list[Any]]:

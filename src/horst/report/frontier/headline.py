@@ -39,6 +39,7 @@ def free_table(results: Sequence[Result], methods: Sequence[str] = ("magnitude",
         methods: Ways of pruning; those that no model was pruned by are left out.
     """
     cells = cells_of(results)
+    settings = ["lr", *(["beta2"] if len({cell.row["beta2"] for cell in cells}) > 1 else [])]
     lines = []
     for given, own in by_budget(cells).items():
         dense = dense_adamw(own, given)
@@ -47,7 +48,7 @@ def free_table(results: Sequence[Result], methods: Sequence[str] = ("magnitude",
                 found = models(tried, method)
                 if found:
                     limits = (dense.mean, dense.mean * (1 + WITHIN))
-                    words = [_free_words(found, limit) for limit in limits]
+                    words = [_free_words(found, limit, settings) for limit in limits]
                     lines.append([f"{budget_words(given)}: {dense.mean:.2f}", name, method, *words])
     return markdown(
         ["dense AdamW's perplexity", "trained by", "pruned by", "no worse up to", f"within {WITHIN:.0%} up to"], lines
@@ -139,12 +140,14 @@ def free_sparsity(costs: Mapping[float, float], limit: float) -> float | None:
     return levels[-1]
 
 
-def _free_words(found: Sequence[Mapping[float, Cell]], limit: float) -> str:
-    """The model that can be pruned furthest, and how far."""
+def _free_words(found: Sequence[Mapping[float, Cell]], limit: float, settings: Sequence[str]) -> str:
+    """The model that can be pruned furthest, how far, and those settings of it."""
     free = {i: free_sparsity({level: cell.cost for level, cell in m.items()}, limit) for i, m in enumerate(found)}
     known = {i: sparsity for i, sparsity in free.items() if sparsity is not None}
     if not known:
         return "not even dense"
     chosen = max(known, key=lambda i: known[i])
     most = known[chosen] == max(found[chosen])
-    return f"{'at least ' if most else ''}{known[chosen]:.0%} (lr {found[chosen][0.0].row['lr']:g})"
+    row = found[chosen][0.0].row
+    words = ", ".join(f"{name} {row[name]:g}" for name in settings)
+    return f"{'at least ' if most else ''}{known[chosen]:.0%} ({words})"
