@@ -40,6 +40,12 @@ def test_files_of_one_machine_share_a_line_that_names_each_ones_commit():
     ]
     alike = [result("a" * 40, "H200", 1.0), result("a" * 40, "H200", 2.0)]
     assert origins(["1.json", "2.json"], alike) == f"`1.json`, `2.json`: 3 s on H200, torch 2.11.0, commit {'a' * 12}."
+    folded = origins(["1.json", "2.json", "3.json"], [*alike, alike[0]])
+    assert folded.startswith(
+        "<details><summary>3 result files: 4 s on H200, torch 2.11.0</summary>\n<code>1.json</code>"
+    )
+    assert folded.count(f"({'a' * 12})") == 3
+    assert folded.endswith("\n</details>")
 
 
 def drawing(text):

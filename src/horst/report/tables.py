@@ -61,8 +61,11 @@ def origin(path: str, result: Result) -> str:
     return f"`{path}`: {result.seconds:.0f} s on {where['device']}, torch {where['torch']}, commit {commit}."
 
 
+FOLDED = 2  # more files than this are shown when asked for
+
+
 def origins(paths: Sequence[str], results: Sequence[Result]) -> str:
-    """The same for a table of several files: a paragraph for each device and version of torch."""
+    """The same for a table of several files: a paragraph for each device and version of torch, a long list folded."""
     groups: dict[tuple[str, str], list[tuple[str, Result]]] = {}
     for path, result in zip(paths, results, strict=True):
         groups.setdefault((result.environment["device"], result.environment["torch"]), []).append((path, result))
@@ -73,10 +76,15 @@ def origins(paths: Sequence[str], results: Sequence[Result]) -> str:
             continue
         commits = [result.environment["commit"][:12] for _, result in found]
         alike = len(set(commits)) == 1
+        cost = f"{sum(result.seconds for _, result in found):.0f} s on {device}, torch {torch}"
+        if len(found) > FOLDED:
+            names = [f"<code>{p}</code> ({commit})" for (p, _), commit in zip(found, commits, strict=True)]
+            files = ",\n".join(names)
+            paragraphs.append(f"<details><summary>{len(found)} result files: {cost}</summary>\n{files}\n</details>")
+            continue
         files = ", ".join(f"`{p}`" if alike else f"`{p}` ({c})" for (p, _), c in zip(found, commits, strict=True))
         commit = f", commit {commits[0]}" if alike else "; in brackets the commit"
-        seconds = sum(result.seconds for _, result in found)
-        paragraphs.append(f"{files}: {seconds:.0f} s on {device}, torch {torch}{commit}.")
+        paragraphs.append(f"{files}: {cost}{commit}.")
     return "\n\n".join(paragraphs)
 
 
