@@ -268,14 +268,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
         tuple(f"results/transformers/table1_cifar10_paper_lr_{name}.json" for name in ("adamw", "alpha5")),
         acdc_table,
     ),
-    "table6": (
-        (
-            *(f"results/transformers/table6_gpt2_{name}.json" for name in ("alpha5_beta2_0.999", "adamw_beta2_0.999")),
-            *(f"results/transformers/table6_gpt2_{name}.json" for name in ("alpha5_decay_all", "alpha5")),
-            *_TABLE6,
-        ),
-        one_shot_table,
-    ),
+    "table6": (("results/transformers/table6_gpt2_alpha5.json", *_TABLE6), one_shot_table),
     "table6_thresholds": (
         tuple(
             f"results/transformers/table6_gpt2_{name}.json"

@@ -36,7 +36,7 @@ _VISION_FRESH_SEEDS = "results/transformers/frontier_vision_fresh_seeds.json"
 _VISION_SHORT_MEMORY_FRESH_SEEDS = "results/transformers/frontier_vision_beta2_0.95_fresh_seeds.json"
 _COMPOSITIONS = "results/transformers/frontier_compositions.json"
 _RATE_OF_A_TENTH = "results/transformers/rate_of_0.1"
-_GPT2 = tuple(
+_GPT2_PAPERS_BETA2 = tuple(
     f"results/transformers/table6_gpt2_{name}.json"
     for name in (
         "wikipedia",
@@ -49,21 +49,13 @@ _GPT2 = tuple(
         "proximal",
         "proximal_lr_0.008",
         "proximal_lr_0.008_seed_1",
-        "adamw_beta2_0.999",
-        "alpha5_decay_all",
-        "alpha5_beta2_0.999",
-        "proximal_beta2_0.999",
-        "proximal_beta2_0.999_l1_0.01",
     )
 )
-_GPT2_LONG_MEMORY = tuple(file for file in _GPT2 if "beta2_0.999" in file)
-_GPT2_SHORT = (
-    tuple(
-        f"results/transformers/table6_gpt2_{name}.json"
-        for name in ("adamw", "alpha5", "auto", "proximal_lr_0.008", "proximal_lr_0.008_seed_1")
-    )
-    + _GPT2_LONG_MEMORY
+_GPT2_LONG_MEMORY = tuple(
+    f"results/transformers/table6_gpt2_{name}.json"
+    for name in ("adamw_beta2_0.999", "alpha5_beta2_0.999", "proximal_beta2_0.999", "proximal_beta2_0.999_l1_0.01")
 )
+_GPT2 = (*_GPT2_PAPERS_BETA2, *_GPT2_LONG_MEMORY)
 _DEIT = (
     *(
         f"results/transformers/table1_cifar10_{name}.json"
@@ -96,8 +88,8 @@ def auto_table_and_words(results: Sequence[Result]) -> str:
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_free": ((_COMPOSITIONS, _LANGUAGE), free_table),
     "frontier_free_gpt2": (_GPT2, free_table),
-    "frontier_gpt2": (_GPT2, gpt2_table),
-    "frontier_gpt2_short": (_GPT2_SHORT, gpt2_table),
+    "frontier_gpt2": (_GPT2_LONG_MEMORY, gpt2_table),
+    "frontier_gpt2_papers_beta2": (_GPT2_PAPERS_BETA2, gpt2_table),
     "frontier_deit": (_DEIT, acdc_table),
     "rate_too_large_gpt2": (
         ("results/transformers/table6_gpt2_wikipedia.json", f"{_RATE_OF_A_TENTH}/table6_gpt2.json"),
