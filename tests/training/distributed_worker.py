@@ -11,6 +11,8 @@ import json
 import os
 import signal
 import sys
+import time
+import types
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,20 +24,24 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 from toy_runs import ToyData, toy_run
 
-from horst.training import Interrupted, accuracy, processes
+from horst.training import Interrupted, accuracy, interruption, processes
 from horst.training.distributed import on_every_rank, rank
 
 
 def signal_to_rank_1() -> None:
-    """SIGTERM in the sixth step, at one rank only."""
+    """SIGTERM in the sixth step, at one rank only, whose steps take two seconds; the other's take no time."""
+    seconds = [0.0]
 
     def batches(self, start):
         for step, batch in enumerate(original(self, start), start + 1):
-            if step == 6 and rank() == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+            if rank() == 1:
+                seconds[0] += 2.0
+                if step == 6:
+                    os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
     original, ToyData.batches = ToyData.batches, batches
+    interruption.time = types.SimpleNamespace(perf_counter=lambda: seconds[0])
 
 
 def full_disk_at_rank_1() -> None:
@@ -65,7 +71,7 @@ def run(folder: Path, options: dict) -> None:
         message = {"type": type(error).__name__, "text": str(error)}
         (folder / f"error{rank()}.json").write_text(json.dumps(message))
     finally:
-        ToyData.batches, FileSystem.create_stream = batches, create_stream
+        ToyData.batches, FileSystem.create_stream, interruption.time = batches, create_stream, time
 
 
 def evaluate_in_parts(root: Path) -> None:

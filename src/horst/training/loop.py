@@ -21,7 +21,7 @@ Run again after anything that stopped it, and it goes on from the last checkpoin
 one GPU with ``deterministic=True``) the weights and metrics are those of the run that was never stopped, bit for bit.
 
 No step waits for the device. The loss is added up there and read every ``log_every`` steps; a loss that is not finite
-is noticed at that read, and before every checkpoint.
+is noticed at that read, and before every checkpoint. Several ranks compare every few seconds whether one is to stop.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def train(
         batches = task.train.batches(run.step)
         stack.callback(getattr(batches, "close", lambda: None))
         while True:
-            if run.stop_signal:
-                raise Interrupted(run.stop_signal, run.step, run.save())
+            if signal := run.stop.signal_after(run.step):
+                raise Interrupted(signal, run.step, run.save())
             if run.evaluation_is_due:
                 run.evaluate()
             if run.checkpoint_is_due:

@@ -18,7 +18,7 @@ from horst.training import checkpoint
 from horst.training.averages import ExponentialAverage
 from horst.training.config import LoopConfig
 from horst.training.distributed import on_every_rank, rank, reshard, sum_over_ranks, world_size
-from horst.training.interruption import StopRequest
+from horst.training.interruption import AgreedStop, StopRequest
 from horst.training.lr_schedules import set_learning_rate
 from horst.training.metrics import MetricsLog
 from horst.training.objective import Objective
@@ -66,7 +66,7 @@ class Run:
         stop: StopRequest,
     ) -> None:
         self.task, self.optimizer, self.config, self.sparsifier = task, optimizer, config, sparsifier
-        self.directory, self.stop = directory, stop
+        self.directory, self.stop_request = directory, stop
         self.model = task.model.train()
         self.tensors = named_tensors(self.model)
         self.names = {id(tensor): name for name, tensor in self.tensors.items()}
@@ -84,7 +84,6 @@ class Run:
         self.loss = Objective(task, config, self.device)
 
         self.step = 0
-        self.agreed_signal = 0
         self.evaluated_at = 0
         self.evaluation: dict[str, float] = {}
         self.checkpoint: pathlib.Path | None = None
@@ -117,6 +116,7 @@ class Run:
         self.bar = stack.enter_context(bar)
         if path is not None:
             self.bar.say(f"resumed after step {self.step} from {path}")
+        self.stop = AgreedStop(self.stop_request, step=self.step, wait=self.loss_sum.item)
         self.speed.start()
 
     def _resume(self, path: pathlib.Path) -> int:
@@ -190,17 +190,11 @@ class Run:
 
     # --- reading, judging, saving ---------------------------------------------------------------------------------
 
-    @property
-    def stop_signal(self) -> int:
-        """The signal that asks the run to stop, or 0. Several ranks must agree, which they do when they log."""
-        return self.stop.signal if world_size() == 1 else self.agreed_signal
-
     def log(self) -> None:
         """Read the loss, write it down and show it."""
         loss = float(sum_over_ranks(self.loss_sum / self.loss_steps)) / world_size()
         if not math.isfinite(loss):
             raise self._broken(f"the loss is {loss}")
-        self.agreed_signal = max(on_every_rank(lambda: self.stop.signal))
         rate, seconds_a_step = self.speed.lap(self.loss_steps)
         self.loss_sum.zero_()
         self.loss_steps = 0
