@@ -248,6 +248,43 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on_from_it
     assert read_metrics(copied) == read_metrics(finished[0])
 
 
+def no_room_to_write(monkeypatch):
+    """Every write to the metrics fails, and so does that of what is left when the file is closed."""
+    full = lambda path, mode: open("/dev/full", mode)  # noqa: E731, SIM115 - closed by the log
+    monkeypatch.setattr("horst.training.metrics.open", full, raising=False)
+
+
+def no_room_to_flush(monkeypatch):
+    """The metrics' lines are taken, but do not reach the disk."""
+    fsync = os.fsync
+
+    def refuse(descriptor):
+        if os.path.samestat(os.fstat(descriptor), os.stat(metrics)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    metrics = "metrics.jsonl"
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("fault", [no_room_to_write, no_room_to_flush])
+def test_metrics_that_fill_the_disk_stop_the_run_as_a_checkpoint_does(fault, finished, copied, monkeypatch):
+    shutil.rmtree(copied / "checkpoints" / "step-00000014")
+    monkeypatch.chdir(copied)
+    with monkeypatch.context() as patch:
+        fault(patch)
+        with pytest.raises(
+            CheckpointError, match=r"the metrics of step 1\d could not be written: .*No space"
+        ) as caught:
+            toy_run(copied, SHORT)
+    assert "Make room, or keep fewer checkpoints, and run again" in str(caught.value)
+    assert f"The last good checkpoint, {copied / 'checkpoints' / 'step-00000012'}, is untouched" in str(caught.value)
+    weights, _ = toy_run(copied, SHORT)
+    assert equal(weights, finished[1])
+    assert read_metrics(copied) == read_metrics(finished[0])
+
+
 @pytest.mark.parametrize("limit", [200, 3000])
 def test_a_write_that_the_system_refuses_leaves_the_last_good_checkpoint(limit, tmp_path):
     """A real failure, by the limit on a file's size, in the index or in the tensors."""

@@ -34,7 +34,7 @@ from horst.training.distributed import on_every_rank, rank, world_size
 from horst.training.random_state import random_state, set_random_state
 from horst.training.tensor_files import METADATA, read_tensors, write_tensors
 
-__all__ = ["CheckpointError", "complete", "latest", "load", "restore_random_state", "save"]
+__all__ = ["CheckpointError", "complete", "latest", "load", "restore_random_state", "save", "why_not_written"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ def save(
         index["files"] = {name: entry for part in parts for name, entry in part.items()}
         on_every_rank(lambda: _publish(temporary, final, index) if rank() == 0 else None)
     except (OSError, RuntimeError) as error:
-        message = _why_not_written(directory, step, error, sum(t.nbytes for t in tensors.values()))
+        needed = sum(t.nbytes for t in tensors.values())
+        message = why_not_written(f"the checkpoint of step {step}", directory, error, needed)
         if rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(message) from error
@@ -158,6 +159,25 @@ def restore_random_state(path: str | os.PathLike[str]) -> None:
         set_random_state(json.loads(file.read_text()))
     else:
         torch.manual_seed(_step_of(file.parent) * 1_000_003 + rank())
+
+
+def why_not_written(what: str, directory: str | os.PathLike[str], error: Exception, needed: int = 0) -> str:
+    """What a user must know when ``what`` could not be written: why, what to do, and what is left of the run.
+
+    Args:
+        directory: Of the checkpoints.
+        error: What came of it.
+        needed: Bytes that it takes at least.
+    """
+    directory = pathlib.Path(directory)
+    good = complete(directory)
+    kept = f"The last good checkpoint, {good[-1]}, is untouched." if good else "There is no earlier checkpoint."
+    free = shutil.disk_usage(directory).free if directory.exists() else 0
+    # torch may hide the system's own word for a full disk.
+    full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or free < needed
+    room = f"Make room for its {needed / 1e6:,.0f} MB" if needed else "Make room"
+    advice = f"{room}, or keep fewer checkpoints, and run again. " if full else ""
+    return f"{what} could not be written: {error}. {advice}{kept}"
 
 
 def _step_of(path: pathlib.Path) -> int:
@@ -250,16 +270,6 @@ def _checksum(file: pathlib.Path) -> int:
         while piece := stream.read(1 << 22):
             value = zlib.crc32(piece, value)
     return value
-
-
-def _why_not_written(directory: pathlib.Path, step: int, error: Exception, needed: int) -> str:
-    good = complete(directory)
-    kept = f"The last good checkpoint, {good[-1]}, is untouched." if good else "There is no earlier checkpoint."
-    free = shutil.disk_usage(directory).free if directory.exists() else 0
-    # torch may hide the system's own word for a full disk.
-    full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or free < needed
-    advice = f"Make room for its {needed / 1e6:,.0f} MB, or keep fewer checkpoints, and run again. " if full else ""
-    return f"the checkpoint of step {step} could not be written: {error}. {advice}{kept}"
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def train(
     Raises:
         Interrupted: SIGTERM or Ctrl-C came; the run has saved its state. Uncaught, the process exits with 143 or 130.
         NonFiniteLoss: The loss is NaN or infinite.
-        CheckpointError: A checkpoint could not be written, is corrupt, or belongs to another run.
+        CheckpointError: A checkpoint or the metrics could not be written, or a checkpoint is corrupt or of another run.
 
     Example:
         >>> import tempfile, torch

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import pathlib
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, TextIO
 
 from horst.extras import load_extra
@@ -84,17 +86,20 @@ class MetricsLog:
 
     def close(self) -> None:
         """Write out what is left."""
-        self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        with contextlib.ExitStack() as stack:  # all of them, whatever one raises
+            if self._wandb is not None:
+                stack.callback(self._wandb.finish)
+            if self._tensorboard is not None:
+                stack.callback(self._tensorboard.close)
+            stack.callback(self._file.close)
 
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        # A full disk refuses what is left a second time, which would hide why the run ends.
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(OSError):
+            self.close()
 
 
 def _start_wandb(directory: pathlib.Path, project: str, config: dict[str, Any]) -> Any:

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ from horst.training.run_state import load_optimizer_state, load_tensors, named_t
 from horst.training.task import Task
 
 __all__ = ["NonFiniteLoss", "Run", "TrainResult"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,8 +188,23 @@ class Run:
                     f"masks differ between ranks after step {self.step}: hashes {hashes}. Scores must be computed from "
                     "weights and averaged gradients alone, which are equal on all ranks."
                 )
-        if self.metrics is not None:
-            self.metrics.write(self.step, {"event": event.kind, "sparsity": event.sparsity})
+        self._write_down({"event": event.kind, "sparsity": event.sparsity})
+
+    def _write_down(self, numbers: Mapping[str, Any]) -> None:
+        self._with_metrics(lambda metrics: metrics.write(self.step, numbers))
+
+    def _with_metrics(self, action: Callable[[MetricsLog], T]) -> T | None:
+        """What ``action`` gives on rank 0, which has the metrics. If it cannot write, all ranks stop."""
+
+        def act() -> T | None:
+            try:
+                return None if self.metrics is None else action(self.metrics)
+            except OSError as error:
+                what = f"the metrics of step {self.step}"
+                message = checkpoint.why_not_written(what, self.directory / "checkpoints", error)
+                raise checkpoint.CheckpointError(message) from error
+
+        return on_every_rank(act)[0]
 
     # --- reading, judging, saving ---------------------------------------------------------------------------------
 
@@ -204,8 +222,7 @@ class Run:
         if self.sparsifier is not None:
             numbers["sparsity"] = self.sparsifier.current_sparsity
         numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
-        if self.metrics is not None:
-            self.metrics.write(self.step, numbers)
+        self._write_down(numbers)
         self.bar.update(self.step, loss, rate, (self.config.steps - self.step) * seconds_a_step)
 
     @property
@@ -225,8 +242,7 @@ class Run:
                     with masked:
                         found |= self._evaluate("ema_")
             self.evaluated_at, self.evaluation = self.step, found
-            if self.metrics is not None:
-                self.metrics.write(self.step, {f"eval_{name}": value for name, value in found.items()})
+            self._write_down({f"eval_{name}": value for name, value in found.items()})
             self.bar.say(f"step {self.step}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items()))
 
     def _evaluate(self, prefix: str) -> dict[str, float]:
@@ -263,7 +279,7 @@ class Run:
                 # Ranks read it together later: what they have added up so far counts for all.
                 "loss_sum": sum_over_ranks(self.loss_sum.clone()) / world_size(),
                 "loss_steps": self.loss_steps,
-                "metrics_position": 0 if self.metrics is None else self.metrics.position,
+                "metrics_position": self._with_metrics(lambda metrics: metrics.position),
             }
             self.checkpoint = checkpoint.save(
                 self.directory / "checkpoints",
