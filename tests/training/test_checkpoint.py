@@ -145,6 +145,23 @@ def damage(folder, how):
         (folder / "checkpoint.json").write_text("{half")
     elif how == "metadata":
         (folder / ".metadata").write_bytes(b"nonsense")
+    elif how == "renamed":
+        shutil.rmtree(folder)
+        shutil.copytree(folder.parent / "step-00000012", folder)
+    else:
+        change_index(folder, **how)
+
+
+def change_index(folder, **changes):
+    """Put other values into the index, at any depth; None removes a key."""
+
+    def changed(value, changes):
+        for key, new in changes.items():
+            value[key] = changed(value[key], new) if isinstance(new, dict) else new
+        return {key: entry for key, entry in value.items() if changes.get(key, 0) is not None}
+
+    file = folder / "checkpoint.json"
+    file.write_text(json.dumps(changed(json.loads(file.read_text()), changes)))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +172,12 @@ def damage(folder, how):
         ("missing", r"__0_0.distcp is missing"),
         ("index", r"checkpoint.json cannot be read"),
         ("metadata", r".metadata has 8 bytes instead of"),
+        ("renamed", r"its checkpoint.json is of step 12"),
+        ({"step": 19}, r"the checksum of checkpoint.json is wrong"),
+        ({"state": {"step": 13}}, r"the checksum of checkpoint.json is wrong"),
+        ({"step": 19, "checksum": None}, r"its checkpoint.json is of step 19"),  # of an earlier version
+        ({"state": None, "files": None}, r"checkpoint.json has no state, files"),
+        ({"fingerprint": None, "checksum": None}, r"checkpoint.json has no fingerprint"),
     ],
 )
 def test_a_corrupt_checkpoint_says_so_and_names_the_one_before(how, message, finished, copied):
@@ -169,9 +192,15 @@ def test_a_corrupt_checkpoint_says_so_and_names_the_one_before(how, message, fin
     assert read_metrics(copied) == read_metrics(finished[0])
 
 
+def test_a_checkpoint_of_an_earlier_version_without_a_checksum_of_its_index_is_read(finished, copied):
+    shutil.rmtree(copied / "checkpoints" / "step-00000014")
+    change_index(copied / "checkpoints" / "step-00000012", checksum=None)
+    weights, _ = toy_run(copied, SHORT)
+    assert equal(weights, finished[1])
+
+
 def test_a_checkpoint_of_a_later_format_is_refused(copied):
-    index = copied / "checkpoints" / "step-00000014" / "checkpoint.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "format": 99}))
+    change_index(copied / "checkpoints" / "step-00000014", format=99)
     with pytest.raises(CheckpointError, match="has format 99; this version of horst reads format 1"):
         toy_run(copied, SHORT)
 
@@ -185,10 +214,9 @@ def test_metadata_that_would_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = checkpoint.save(tmp_path, 1, {"x": torch.zeros(2)}, fingerprint={})
     (path / ".metadata").write_bytes(pickle.dumps(Attack()))
-    index = json.loads((path / "checkpoint.json").read_text())
     file = path / ".metadata"
-    index["files"][".metadata"] = [file.stat().st_size, checkpoint._checksum(file)]  # an attacker can sum, too
-    (path / "checkpoint.json").write_text(json.dumps(index))
+    entry = [file.stat().st_size, checkpoint._checksum(file)]  # an attacker can sum, too
+    change_index(path, files={".metadata": entry}, checksum=None)
     with pytest.raises(CheckpointError, match=r"it names posix.system, which no checkpoint needs"):
         checkpoint.load(path, fingerprint={})
     assert not (tmp_path / "attacked").exists()

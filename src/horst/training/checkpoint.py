@@ -4,7 +4,8 @@ A checkpoint is a folder ``step-00001000`` of
 
 - ``__0_0.distcp``, ... and ``.metadata``: the tensors, in the format of ``torch.distributed.checkpoint``;
 - ``rank-00000.json``, ...: the states of each rank's random number generators;
-- ``checkpoint.json``: all that is not a tensor, the run's fingerprint, and the size and checksum of every file.
+- ``checkpoint.json``: all that is not a tensor, the run's fingerprint, the size and checksum of every other file, and a
+  checksum of all this.
 
 It is written under another name, flushed to disk and renamed, so a folder of that name is whole: a process killed at
 any moment, or a full disk, leaves the checkpoints before it as they were. Ranks on several hosts need a file system
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1  # raised when the meaning of a file changes
 _INDEX = "checkpoint.json"
+_KEYS = ("step", "torch", "fingerprint", "state", "files")  # of the index; "checksum" came later
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSOR = "$tensor"
 
@@ -140,12 +142,11 @@ def load(
     if index["torch"] != torch.__version__:
         logger.info("%s was written by torch %s, this is %s.", path.name, index["torch"], torch.__version__)
     try:
-        tensors = read_tensors(path, like or {})
+        state: dict[str, Any] = _join(index["state"], read_tensors(path, like or {}))
     except OSError as error:
         raise CheckpointError(f"{path} could not be read: {error}.") from error
     except Exception as error:  # whatever torch makes of damaged files
         raise _corrupt(path, f"{type(error).__name__}: {error}") from error
-    state: dict[str, Any] = _join(index["state"], tensors)
     return state
 
 
@@ -238,7 +239,7 @@ def _finish_files(folder: pathlib.Path) -> dict[str, list[int]]:
 
 
 def _publish(temporary: pathlib.Path, final: pathlib.Path, index: dict[str, Any]) -> None:
-    (temporary / _INDEX).write_text(json.dumps(index))
+    (temporary / _INDEX).write_text(json.dumps({**index, "checksum": _checksum_of_index(index)}))
     _flush(temporary / _INDEX)
     _flush(temporary)
     os.rename(temporary, final)
@@ -251,6 +252,12 @@ def _delete_all_before(oldest: pathlib.Path) -> None:
         if _NAME.fullmatch(path.name) and _step_of(path) < _step_of(oldest):
             (path / _INDEX).unlink(missing_ok=True)  # first: without it the folder is no checkpoint any more
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _checksum_of_index(index: Mapping[str, Any]) -> int:
+    """Of all but the checksum itself, as it is when it has been written and read."""
+    body = json.loads(json.dumps({key: value for key, value in index.items() if key != "checksum"}))
+    return zlib.crc32(json.dumps(body).encode())
 
 
 def _flush(path: pathlib.Path) -> None:
@@ -291,6 +298,12 @@ def _read_index(path: pathlib.Path) -> dict[str, Any]:
         raise _corrupt(path, f"{_INDEX} cannot be read ({error})") from error
     if version != FORMAT:
         raise CheckpointError(f"{path} has format {version}; this version of horst reads format {FORMAT}.")
+    if missing := [key for key in _KEYS if key not in index]:
+        raise _corrupt(path, f"{_INDEX} has no {', '.join(missing)}")
+    if "checksum" in index and index["checksum"] != _checksum_of_index(index):
+        raise _corrupt(path, f"the checksum of {_INDEX} is wrong")
+    if _NAME.fullmatch(path.name) and index["step"] != _step_of(path):
+        raise _corrupt(path, f"its {_INDEX} is of step {index['step']}")
     return index
 
 
