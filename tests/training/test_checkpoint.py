@@ -192,6 +192,22 @@ def test_a_corrupt_checkpoint_says_so_and_names_the_one_before(how, message, fin
     assert read_metrics(copied) == read_metrics(finished[0])
 
 
+def test_a_folder_without_an_index_is_told_passed_over_and_replaced(finished, copied, caplog):
+    """As an interrupted copy or deletion leaves it: a run would come to that step again and again."""
+    broken = copied / "checkpoints" / "step-00000014"
+    (broken / "checkpoint.json").unlink()
+    (broken / "leftover").touch()
+    weights, result = toy_run(copied, SHORT)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        f"{broken} has no checkpoint.json and is passed over; a whole one will replace it."
+    ]
+    assert equal(weights, finished[1])
+    assert read_metrics(copied) == read_metrics(finished[0])
+    assert (result.checkpoint, (broken / "leftover").exists()) == (broken, False)
+    again, _ = toy_run(copied, SHORT)
+    assert equal(again, weights)
+
+
 def test_a_checkpoint_of_an_earlier_version_without_a_checksum_of_its_index_is_read(finished, copied):
     shutil.rmtree(copied / "checkpoints" / "step-00000014")
     change_index(copied / "checkpoints" / "step-00000012", checksum=None)

@@ -8,8 +8,9 @@ A checkpoint is a folder ``step-00001000`` of
   checksum of all this.
 
 It is written under another name, flushed to disk and renamed, so a folder of that name is whole: a process killed at
-any moment, or a full disk, leaves the checkpoints before it as they were. Ranks on several hosts need a file system
-that they share.
+any moment, or a full disk, leaves the checkpoints before it as they were. A folder without ``checkpoint.json``, which a
+copy or a deletion that was broken off leaves behind, is no checkpoint: a run goes on from the one before, and replaces
+the folder when it has a whole one of that step. Ranks on several hosts need a file system that they share.
 
 Reading one runs no code from it: tensors are read with ``weights_only=True``, the format's own pickled metadata by an
 unpickler that refuses what does not belong there (:mod:`horst.training.tensor_files`), the rest is JSON.
@@ -52,14 +53,24 @@ class CheckpointError(RuntimeError):
 
 def complete(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     """The complete checkpoints in ``directory``, oldest first."""
-    found = [path for path in pathlib.Path(directory).glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted((path for path in found if (path / _INDEX).is_file()), key=_step_of)
+    return [path for path in _folders(pathlib.Path(directory)) if (path / _INDEX).is_file()]
 
 
 def latest(directory: str | os.PathLike[str]) -> pathlib.Path | None:
     """The newest complete checkpoint in ``directory``, as rank 0 sees it; None if there is none."""
-    names = on_every_rank(lambda: [path.name for path in complete(directory)] if rank() == 0 else [])[0]
-    return pathlib.Path(directory) / names[-1] if names else None
+    directory = pathlib.Path(directory)
+
+    def look() -> str | None:
+        if rank() > 0:
+            return None
+        newest = complete(directory)[-1:]
+        for path in _folders(directory):
+            if not newest or _step_of(path) > _step_of(newest[0]):
+                logger.warning("%s has no %s and is passed over; a whole one will replace it.", path, _INDEX)
+        return newest[0].name if newest else None
+
+    name = on_every_rank(look)[0]
+    return None if name is None else directory / name
 
 
 def save(
@@ -181,6 +192,11 @@ def why_not_written(what: str, directory: str | os.PathLike[str], error: Excepti
     return f"{what} could not be written: {error}. {advice}{kept}"
 
 
+def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Those with the name of a checkpoint, complete or not, oldest first."""
+    return sorted((path for path in directory.glob("step-*") if _NAME.fullmatch(path.name)), key=_step_of)
+
+
 def _step_of(path: pathlib.Path) -> int:
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else 0
@@ -218,7 +234,7 @@ def _join(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _make_empty(temporary: pathlib.Path, final: pathlib.Path) -> None:
-    if final.exists():
+    if (final / _INDEX).exists():
         raise FileExistsError(f"{final} exists already")
     temporary.parent.mkdir(parents=True, exist_ok=True)
     for leftover in temporary.parent.glob(".step-*.tmp"):  # of processes that were killed while writing
@@ -242,14 +258,16 @@ def _publish(temporary: pathlib.Path, final: pathlib.Path, index: dict[str, Any]
     (temporary / _INDEX).write_text(json.dumps({**index, "checksum": _checksum_of_index(index)}))
     _flush(temporary / _INDEX)
     _flush(temporary)
+    if final.is_dir():  # without its index
+        shutil.rmtree(final)
     os.rename(temporary, final)
     _flush(final.parent)
 
 
 def _delete_all_before(oldest: pathlib.Path) -> None:
     """Delete the checkpoints before ``oldest``, and what is left of some whose deletion was broken off."""
-    for path in oldest.parent.glob("step-*"):
-        if _NAME.fullmatch(path.name) and _step_of(path) < _step_of(oldest):
+    for path in _folders(oldest.parent):
+        if _step_of(path) < _step_of(oldest):
             (path / _INDEX).unlink(missing_ok=True)  # first: without it the folder is no checkpoint any more
             shutil.rmtree(path, ignore_errors=True)
 
