@@ -52,7 +52,7 @@ def train(
 ) -> TrainResult:
     """Train ``task.model``, from the beginning or from the last checkpoint in ``directory``.
 
-    ``directory`` gets ``metrics.jsonl`` and ``checkpoints``; on several hosts they share it.
+    ``directory`` gets ``metrics.jsonl`` and ``checkpoints``; on several hosts they share it. One run at a time has it.
 
     Args:
         task: Model, loss, data, evaluation.
@@ -63,6 +63,7 @@ def train(
     Raises:
         Interrupted: SIGTERM or Ctrl-C came; the run has saved its state. Uncaught, the process exits with 143 or 130.
         NonFiniteLoss: The loss is NaN or infinite.
+        RuntimeError: Another process is training in ``directory``.
         CheckpointError: A checkpoint or the metrics could not be written, or a checkpoint is corrupt or of another run.
 
     Example:

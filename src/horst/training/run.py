@@ -18,6 +18,7 @@ from horst.sparsity.sharding import local
 from horst.training import checkpoint
 from horst.training.averages import ExponentialAverage
 from horst.training.config import LoopConfig
+from horst.training.directory_lock import locked
 from horst.training.distributed import on_every_rank, rank, reshard, sum_over_ranks, world_size
 from horst.training.interruption import AgreedStop, StopRequest
 from horst.training.lr_schedules import set_learning_rate
@@ -99,7 +100,8 @@ class Run:
     # --- beginning and end ----------------------------------------------------------------------------------------
 
     def begin(self, stack: contextlib.ExitStack) -> None:
-        """Load the last checkpoint if there is one; open the metrics, the bar."""
+        """Lock the directory, load the last checkpoint if there is one; open the metrics, the bar."""
+        on_every_rank(lambda: stack.enter_context(locked(self.directory)) if rank() == 0 else None)
         position = 0
         if (path := checkpoint.latest(self.directory / "checkpoints")) is not None:
             position = self._resume(path)
