@@ -197,7 +197,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpo
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000008", "step-00000012"]
 
 
-def test_weights_that_are_not_finite_are_not_saved_though_the_loss_still_is(tmp_path):
+@pytest.mark.parametrize("options", [{"checkpoint_every": 4}, {"eval_every": 4}, {"steps": 4}])
+def test_weights_that_are_not_finite_are_not_saved_or_judged_though_the_loss_still_is(options, tmp_path):
     class Breaking(HORST):
         def step(self, closure=None):
             super().step(closure)
@@ -206,8 +207,9 @@ def test_weights_that_are_not_finite_are_not_saved_though_the_loss_still_is(tmp_
 
     model = Toy()
     optimizer = Breaking(model.parameters(), lr=1e-3)
-    with pytest.raises(NonFiniteLoss, match=r"a loss or a weight is not finite at step 4.*There is no checkpoint yet"):
-        run(dataclasses.replace(PLAIN, log_every=4, checkpoint_every=4), tmp_path, model=model, optimizer=optimizer)
+    message = r"a loss or a weight is not finite at step 4; all was finite until step 3. There is no checkpoint yet"
+    with pytest.raises(NonFiniteLoss, match=message):
+        run(dataclasses.replace(PLAIN, log_every=4, **options), tmp_path, model=model, optimizer=optimizer)
 
 
 def test_deterministic_is_set_for_the_run_and_put_back(tmp_path):

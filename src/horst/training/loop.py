@@ -21,7 +21,8 @@ Run again after anything that stopped it, and it goes on from the last checkpoin
 one GPU with ``deterministic=True``) the weights and metrics are those of the run that was never stopped, bit for bit.
 
 No step waits for the device. The loss is added up there and read every ``log_every`` steps; a loss that is not finite
-is noticed at that read, and before every checkpoint. Several ranks compare every few seconds whether one is to stop.
+is noticed at that read, and it or such a weight before every evaluation and checkpoint. Several ranks compare every few
+seconds whether one is to stop.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def train(
 
     Raises:
         Interrupted: SIGTERM or Ctrl-C came; the run has saved its state. Uncaught, the process exits with 143 or 130.
-        NonFiniteLoss: The loss is NaN or infinite.
+        NonFiniteLoss: The loss or a weight is NaN or infinite.
         RuntimeError: Another process is training in ``directory``.
         CheckpointError: A checkpoint or the metrics could not be written, or a checkpoint is corrupt or of another run.
 

@@ -237,6 +237,7 @@ class Run:
     def evaluate(self) -> None:
         """The task's numbers, for the weights and for their average under the present masks."""
         with self.speed.paused():
+            self._refuse_broken()
             found = self._evaluate("")
             if self.average is not None:
                 with self.average.swapped_in():
@@ -294,14 +295,15 @@ class Run:
         return self.checkpoint
 
     def _refuse_broken(self) -> None:
-        """Raise if the losses since the last read, or the weights, are not finite: no checkpoint should hold them."""
+        """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""
         weights = [local(p) for p in self.params if p.is_floating_point() and local(p).numel()]
         norms = torch.stack([self.loss_sum, *(n.to(self.loss_sum) for n in torch._foreach_norm(weights, 1))])
         if not math.isfinite(float(sum_over_ranks(norms.sum()))):
             raise self._broken("a loss or a weight is not finite")
 
     def _broken(self, what: str) -> NonFiniteLoss:
-        since = max(self.step - self.loss_steps, self.checkpoint_step, 0)
+        # A finite loss tells of the weights before its step.
+        since = max(self.step - self.loss_steps - 1, self.checkpoint_step, 0)
         good = f"The last good checkpoint is {self.checkpoint}" if self.checkpoint else "There is no checkpoint yet"
         return NonFiniteLoss(
             f"{what} at step {self.step}; all was finite until step {since}. {good}. Lower the learning rate (or "
