@@ -28,6 +28,8 @@ from toy_runs import (
 
 from horst.optimizers.horst import HORST
 from horst.training import Constant, LoopConfig, NonFiniteLoss, Task, train
+from horst.training.interruption import StopRequest
+from horst.training.run import Run
 
 PLAIN = LoopConfig(steps=12, precision="float32", compile="off", checkpoint_every=None)
 
@@ -210,6 +212,23 @@ def test_weights_that_are_not_finite_are_not_saved_or_judged_though_the_loss_sti
     message = r"a loss or a weight is not finite at step 4; all was finite until step 3. There is no checkpoint yet"
     with pytest.raises(NonFiniteLoss, match=message):
         run(dataclasses.replace(PLAIN, log_every=4, **options), tmp_path, model=model, optimizer=optimizer)
+
+
+def refuse_broken(directory, weight):
+    model = nn.Linear(*weight.shape[::-1], dtype=weight.dtype)
+    model.weight.data.copy_(weight)
+    task = dataclasses.replace(toy_task(model), evaluate=lambda model: {})
+    Run(task, torch.optim.SGD(model.parameters()), PLAIN, None, directory, StopRequest())._refuse_broken()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_weights_are_broken_by_one_entry_and_not_by_their_sum(dtype, tmp_path):
+    weight = torch.full((300, 300), 60000.0, dtype=dtype)  # float16 ends at 65504
+    refuse_broken(tmp_path, weight)
+    for bad in (math.nan, math.inf, -math.inf):
+        weight[7, 7] = bad
+        with pytest.raises(NonFiniteLoss, match="a weight is not finite"):
+            refuse_broken(tmp_path, weight)
 
 
 def test_deterministic_is_set_for_the_run_and_put_back(tmp_path):

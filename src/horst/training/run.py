@@ -297,7 +297,8 @@ class Run:
     def _refuse_broken(self) -> None:
         """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""
         weights = [local(p) for p in self.params if p.is_floating_point() and local(p).numel()]
-        norms = torch.stack([self.loss_sum, *(n.to(self.loss_sum) for n in torch._foreach_norm(weights, 1))])
+        # The largest entry is in range whatever the dtype; a sum of float16 weights may not be.
+        norms = torch.stack([self.loss_sum, *(n.to(self.loss_sum) for n in torch._foreach_norm(weights, math.inf))])
         if not math.isfinite(float(sum_over_ranks(norms.sum()))):
             raise self._broken("a loss or a weight is not finite")
 
