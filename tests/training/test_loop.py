@@ -266,12 +266,37 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     assert len(events.Scalars("eval_error")) == 1
 
 
-def test_weights_and_biases_gets_the_numbers_and_a_resumed_run_goes_on_in_the_same(tmp_path, monkeypatch):
-    class Project:
-        id = "abc"
+class Ending(ToyData):
+    """A run with it dies after so many steps."""
 
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def batches(self, start):
+        return itertools.islice(super().batches(start), self.steps - start)
+
+
+def test_tensorboard_shows_a_run_that_died_and_began_anew_once(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = dataclasses.replace(PLAIN, tensorboard=True, log_every=4)
+    with pytest.raises(ValueError, match="ended after step 11"):
+        run(config, tmp_path, train=Ending(11))
+    run(config, tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("loss")] == [4, 8, 12]
+
+
+@pytest.fixture
+def wandb_runs(monkeypatch):
+    """The runs that Weights & Biases is asked for; it calls them run0, run1, ..."""
+
+    class Project:
         def __init__(self, **options):
             self.options, self.logged, self.finished = options, [], False
+            self.id = options["id"] or f"run{len(runs)}"
             runs.append(self)
 
         def log(self, numbers, step):
@@ -282,14 +307,26 @@ def test_weights_and_biases_gets_the_numbers_and_a_resumed_run_goes_on_in_the_sa
 
     runs = []
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=Project))
+    return runs
+
+
+def test_weights_and_biases_gets_the_numbers_and_a_resumed_run_goes_on_in_the_same(tmp_path, wandb_runs):
     config = dataclasses.replace(PLAIN, wandb="toys", checkpoint_every=6)
     run(config, tmp_path)
     run(config, tmp_path)
-    assert [r.options["id"] for r in runs] == [None, "abc"]
-    assert runs[0].options["project"] == "toys"
-    assert runs[0].options["config"]["config"]["steps"] == 12
-    assert [step for step, numbers in runs[0].logged if "loss" in numbers] == [10, 12]
-    assert all(r.finished for r in runs)
+    assert [r.options["id"] for r in wandb_runs] == [None, "run0"]
+    assert wandb_runs[0].options["project"] == "toys"
+    assert wandb_runs[0].options["config"]["config"]["steps"] == 12
+    assert [step for step, numbers in wandb_runs[0].logged if "loss" in numbers] == [10, 12]
+    assert all(r.finished for r in wandb_runs)
+
+
+def test_weights_and_biases_gets_another_run_where_one_died_and_begins_anew(tmp_path, wandb_runs):
+    config = dataclasses.replace(PLAIN, wandb="toys", checkpoint_every=6)
+    for steps in (4, 11, 11):  # the last one from the checkpoint of step 6
+        with pytest.raises(ValueError, match=f"ended after step {steps}"):
+            run(config, tmp_path, train=Ending(steps))
+    assert [r.options["id"] for r in wandb_runs] == [None, None, "run1"]
 
 
 def test_where_there_is_no_terminal_progress_is_lines_in_the_log(tmp_path, caplog):
@@ -350,12 +387,8 @@ def test_bad_settings_are_refused(options, message):
 
 
 def test_batches_that_end_are_an_error(tmp_path):
-    class Ending(ToyData):
-        def batches(self, start):
-            return itertools.islice(super().batches(start), 3)
-
     with pytest.raises(ValueError, match="the training batches ended after step 3 of 12"):
-        run(PLAIN, tmp_path, train=Ending())
+        run(PLAIN, tmp_path, train=Ending(3))
 
 
 def test_a_decay_outside_its_range_is_refused(tmp_path):

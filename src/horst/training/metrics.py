@@ -61,9 +61,10 @@ class MetricsLog:
             load_extra("tensorboard")
             from torch.utils.tensorboard import SummaryWriter
 
-            self._tensorboard = SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else None)
+            # At step 0 too: a run that died before its first checkpoint has left steps there.
+            self._tensorboard = SummaryWriter(directory / "tensorboard", purge_step=step + 1)
         if wandb is not None:
-            self._wandb = _start_wandb(directory, wandb, dict(config or {}))
+            self._wandb = _start_wandb(directory, wandb, dict(config or {}), resumed=step > 0)
 
     @property
     def position(self) -> int:
@@ -102,11 +103,14 @@ class MetricsLog:
             self.close()
 
 
-def _start_wandb(directory: pathlib.Path, project: str, config: dict[str, Any]) -> Any:
-    """A run of Weights & Biases; a resumed one goes on in the same, whose name is kept beside the metrics."""
+def _start_wandb(directory: pathlib.Path, project: str, config: dict[str, Any], *, resumed: bool) -> Any:
+    """A run of Weights & Biases; a resumed one goes on in the same, whose name is kept beside the metrics.
+
+    One that begins anew gets another: in the old one, which takes no step that it has passed, its first would be lost.
+    """
     wandb = load_extra("wandb")
     file = directory / "wandb_id.txt"
-    known = file.read_text().strip() if file.exists() else None
+    known = file.read_text().strip() if resumed and file.exists() else None
     run = wandb.init(project=project, dir=str(directory), config=config, id=known, resume="allow")
     file.write_text(f"{run.id}\n")
     return run
