@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,33 @@ def test_without_periodic_checkpoints_a_signal_saves_all_the_same(uninterrupted,
     weights, result = toy_run(tmp_path, config)
     assert equal(weights, uninterrupted[0])
     assert result.checkpoint == tmp_path / "checkpoints" / "step-00000011"
+
+
+def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(tmp_path, monkeypatch):
+    seconds = [0.0]
+
+    class Slow(signal_at({11}, signal.SIGTERM)):
+        def batches(self, start):
+            for batch in super().batches(start):
+                seconds[0] += self.rows == 8  # a second for each batch, and none for an evaluation's
+                yield batch
+
+    monkeypatch.setattr("toy_runs.ToyData", Slow)
+    monkeypatch.setattr("horst.training.progress.time", types.SimpleNamespace(perf_counter=lambda: seconds[0]))
+    with pytest.raises(Interrupted) as caught:
+        toy_run(tmp_path)
+    seconds[0] += 1000.0  # between the two processes
+    shutil.copytree(tmp_path, tmp_path / "earlier")
+    _, result = toy_run(tmp_path)
+    assert result.seconds == 30.0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["seconds"] for line in lines if "loss" in line] == [4, 8, 12, 16, 20, 24, 28, 30]
+
+    index = tmp_path / "earlier" / "checkpoints" / caught.value.checkpoint.name / "checkpoint.json"
+    content = json.loads(index.read_text())
+    del content["state"]["seconds"], content["checksum"]  # as an earlier version wrote it
+    index.write_text(json.dumps(content))
+    assert toy_run(tmp_path / "earlier")[1].seconds == 19.0
 
 
 def test_the_process_exits_with_the_signals_code(tmp_path):

@@ -78,9 +78,13 @@ class Stopwatch:
         """The first lap begins now."""
         self._lap_began = time.perf_counter()
 
+    def add(self, seconds: float) -> None:
+        """Count ``seconds`` of earlier processes, too."""
+        self._began -= seconds
+
     @property
     def seconds(self) -> float:
-        """Since this was made."""
+        """Since this was made, with those added."""
         return time.perf_counter() - self._began
 
     @property

@@ -42,7 +42,7 @@ class TrainResult:
         metrics: Of the last evaluation; those of the average have names that begin with ``ema_``.
         units_per_second: Tokens or images a second over all ranks, without the first ``log_every`` steps (compilation),
             evaluations and checkpoints; None where nothing is left then.
-        seconds: Wall time, of this process.
+        seconds: Wall time, with that of the processes that the run was resumed from, up to their checkpoints.
         checkpoint: The last one.
     """
 
@@ -138,6 +138,7 @@ class Run:
         self.evaluated_at, self.evaluation = saved["evaluated_at"], saved["evaluation"]
         self.loss_sum.copy_(saved["loss_sum"])
         self.loss_steps = saved["loss_steps"]
+        self.speed.add(saved.get("seconds", 0.0))  # checkpoints of earlier versions do not know
         checkpoint.restore_random_state(path)
         position: int = saved["metrics_position"]
         return position
@@ -282,6 +283,7 @@ class Run:
                 # Ranks read it together later: what they have added up so far counts for all.
                 "loss_sum": sum_over_ranks(self.loss_sum.clone()) / world_size(),
                 "loss_steps": self.loss_steps,
+                "seconds": self.speed.seconds,
                 "metrics_position": self._with_metrics(lambda metrics: metrics.position),
             }
             self.checkpoint = checkpoint.save(
