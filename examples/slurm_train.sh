@@ -34,6 +34,8 @@ MASTER_ADDR=${hosts%%$'\n'*} # the first
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) # another one for each job on a host
 export MASTER_ADDR MASTER_PORT
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+# Since SLURM 22.05 srun does not take --cpus-per-task from the job: each process would get one core.
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 # Compiled kernels stay on the host's own disk: a job that comes back there does not compile again.
 export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-/tmp/${USER:-horst}/torchinductor}
 

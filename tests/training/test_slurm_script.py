@@ -9,8 +9,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "examples" / "slurm_train.sh"
 SRUN = """#!/bin/bash
 shift  # its own option
+cores=$SRUN_CPUS_PER_TASK  # as newer ones do, which do not read SLURM_CPUS_PER_TASK
 for task in 0 1; do
-    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 "$@" || code=$?
+    CORES=$cores SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 "$@" || code=$?
 done
 exit ${code:-0}
 """
@@ -42,6 +43,11 @@ def test_every_process_gets_the_variables_that_torch_reads(run):
     done = run("sh", "-c", show, "sh", "two words")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["0 0 2 first 20007 3 two words", "1 1 2 first 20007 3 two words"]
+
+
+def test_every_process_gets_the_cores_of_the_job(run):
+    done = run("sh", "-c", 'echo "$CORES"')
+    assert done.stdout.split() == ["3", "3"], done.stderr
 
 
 def test_a_run_that_was_stopped_and_saved_is_queued_again(run):
