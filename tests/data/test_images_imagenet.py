@@ -255,6 +255,28 @@ def test_compressed_and_truncated_shards_say_what_to_do(shards, tmp_path):
         find_images(tmp_path)
 
 
+@pytest.mark.parametrize("left", [0, 200, 512])
+def test_a_shard_that_ends_at_a_header_is_refused(shards, tmp_path, left):
+    """Python's tarfile takes what is left of the header, and a missing one, for the end."""
+    content = (shards / "train" / "000.tar").read_bytes()
+    with tarfile.open(shards / "train" / "000.tar") as tar:
+        header = tar.getmember("part/0002.jpg").offset
+    (tmp_path / "a.tar").write_bytes(content[: header + left])
+    with pytest.raises(ValueError, match=r"a.tar is no whole uncompressed tar file: .* copy it again"):
+        find_images(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 512, b"\xff" * 512])
+def test_a_damaged_header_is_not_taken_for_the_end(shards, tmp_path, damage):
+    content = bytearray((shards / "train" / "000.tar").read_bytes())
+    with tarfile.open(shards / "train" / "000.tar") as tar:
+        header = tar.getmember("part/0002.jpg").offset
+    content[header : header + 512] = damage
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"a.tar is no whole .*: no header can be read at byte {header}, but there"):
+        find_images(tmp_path)
+
+
 def test_bad_folders_say_what_belongs_there(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is no folder. It must hold a folder for each class, or .tar shards"):
         find_images(tmp_path / "none")

@@ -13,7 +13,7 @@ import logging
 import os
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -161,7 +161,8 @@ def _read_shard(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, int]]
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
-        with tarfile.open(path, "r:") as tar:  # the colon: uncompressed, or images could not be read at random
+        # The colon: uncompressed, or images could not be read at random.
+        with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 if not member.isfile():
                     continue
@@ -182,8 +183,23 @@ def _read_shard(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, int]]
                         raise ValueError(
                             f"{member.name} of {path} must hold a class number, got {text[:20]!r}."
                         ) from None
+            _check_end(file, tar.offset)
     except tarfile.TarError as error:
         raise ValueError(
             f"{path} is no whole uncompressed tar file: {error}. Unpack compressed shards to .tar, or copy it again."
         ) from error
     return images, labels
+
+
+def _check_end(file: BinaryIO, end: int) -> None:
+    """See that a tar ends where ``tarfile`` says, which takes any header that is cut or damaged for the end.
+
+    Zeros end a tar, and fill it up; after them may come nothing.
+    """
+    file.seek(end)
+    if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"it ends at byte {file.tell()} without the zeros that close one")
+    file.seek(end)
+    while block := file.read(1 << 20):
+        if any(block):
+            raise tarfile.ReadError(f"no header can be read at byte {end}, but there is more behind it")
