@@ -11,7 +11,7 @@ from torch import Tensor
 
 from horst.data.token_files import TokenFile, open_tokens
 from horst.extras import load_extra
-from horst.models.linear_cross_entropy import IGNORED
+from horst.kernels.cross_entropy import IGNORED
 
 if TYPE_CHECKING:
     import numpy.typing as npt
