@@ -214,8 +214,39 @@ def test_a_damaged_image_is_named(root, tmp_path, workers):
         whole = (root / split / "ant" / "3.JPEG") if split == "train" else (root / split / "ant" / "2.JPEG")
         (tmp_path / split / "ant" / "1.jpg").write_bytes(whole.read_bytes())
     (tmp_path / "train" / "ant" / "2.jpg").write_bytes(whole.read_bytes()[:300])
-    with pytest.raises(ValueError, match=r"ant/2.jpg is no whole image: .*Replace it or take it out"):
+    with pytest.raises(ValueError, match=r"^\S+ant/2.jpg is no whole image: .*Replace it or take it out\.$"):
         take(make(tmp_path, batch_size=2, workers=workers), 1)
+    (tmp_path / "val" / "ant" / "1.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"^\S+ant/1.jpg is no whole image: .*Replace it or take it out\.$"):
+        list(make(tmp_path, batch_size=2, workers=workers).evaluation_batches())
+
+
+def test_a_size_beyond_reason_and_a_broken_chunk_are_damage_too(tmp_path):
+    (tmp_path / "ant").mkdir()
+    for name in ("huge.bmp", "broken.png"):
+        picture(0).save(tmp_path / "ant" / name)
+    content = bytearray((tmp_path / "ant" / "huge.bmp").read_bytes())
+    content[18:26] = (1 << 16).to_bytes(4, "little") * 2  # width and height
+    (tmp_path / "ant" / "huge.bmp").write_bytes(content)
+    content = bytearray((tmp_path / "ant" / "broken.png").read_bytes())
+    pixels = content.index(b"IDAT")
+    content[pixels - 4 : pixels] = (9).to_bytes(4, "big")  # the chunk's length: the next one has no name then
+    (tmp_path / "ant" / "broken.png").write_bytes(content)
+    files = find_images(tmp_path)
+    for i, name in enumerate(("broken.png", "huge.bmp")):
+        with pytest.raises(ValueError, match=rf"ant/{name} is no whole image: "):
+            files.load(i)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_is_gone_is_named(root, tmp_path, workers):
+    for split in ("train", "val"):
+        (tmp_path / split / "ant").mkdir(parents=True)
+        (tmp_path / split / "ant" / "1.jpg").write_bytes((root / split / "ant" / "2.JPEG").read_bytes())
+    source = make(tmp_path, batch_size=1, workers=workers)
+    (tmp_path / "train" / "ant" / "1.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory: '\S+ant/1.jpg'$"):
+        take(source, 1)
 
 
 def test_a_shard_cut_short_after_it_was_found_is_named(shards, tmp_path):

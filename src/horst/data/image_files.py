@@ -71,7 +71,8 @@ class ImageFiles:
         try:
             with PIL.Image.open(io.BytesIO(content)) as image:
                 return image.convert("RGB")
-        except OSError as error:  # Pillow's own errors are among them
+        # Pillow's errors are OSErrors, but for two: a PNG's SyntaxError, and a size that is beyond reason.
+        except (OSError, SyntaxError, PIL.Image.DecompressionBombError) as error:
             raise ValueError(f"{self.place(index)} is no whole image: {error}. Replace it or take it out.") from error
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from horst.data.epoch_order import EpochOrder, derive_seed, evaluation_parts
 from horst.data.image_data import normalise
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 Item = tuple[int, int]  # the epoch and the image
+Sample = tuple[Tensor, int]  # pixels and label
 
 
 class ImageNet:
@@ -109,21 +110,26 @@ class ImageNet:
     def batches(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's parts of batch ``start`` and all that follow, without end: images and targets."""
         items = ([(epoch, i) for i in index.tolist()] for _, epoch, index in self.order.batches(start))
-        return (self._batch(step, *batch) for step, batch in enumerate(self._loader(self._train, items), start))
+        return (self._batch(step, *batch) for step, batch in enumerate(self._load(self._train, items), start))
 
     def evaluation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the validation images, not augmented, with the classes' numbers."""
         items = ([(0, i) for i in part.tolist()] for part in self._test_parts)
-        return (self._to_device(*batch) for batch in self._loader(self._test, items))
+        return (self._to_device(*batch) for batch in self._load(self._test, items))
 
-    def _loader(self, images: _Images, items: Iterator[list[Item]]) -> DataLoader[Any]:
-        return DataLoader(
+    def _load(self, images: _Images, items: Iterator[list[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
+        loader: DataLoader[Any] = DataLoader(
             images,
             batch_sampler=items,  # type: ignore[arg-type]  # any iterable will do
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # else the global generator would move by a draw
+            collate_fn=_collate,
         )
+        for batch in loader:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
 
     def _batch(self, step: int, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self._to_device(images, labels)
@@ -146,21 +152,33 @@ class ImageNet:
         return normalise(images, self._mean, self._std), labels
 
 
-class _Images(Dataset[tuple[Tensor, int]]):
-    """What a loader process does: read, decode, transform, as bytes with channels last."""
+class _Images(Dataset[Sample | Exception]):
+    """What a loader process does: read, decode, transform, as bytes with channels last.
+
+    What cannot be read comes back as the error: one raised in a loader process would reach the caller as the text of a
+    traceback.
+    """
 
     def __init__(self, files: ImageFiles, transform: Callable[[Image], Image], seed: int) -> None:
         self.files, self.transform, self.seed = files, transform, seed
 
-    def __getitem__(self, item: Item) -> tuple[Tensor, int]:
+    def __getitem__(self, item: Item) -> Sample | Exception:
         epoch, index = item
-        image = self.files.load(index)
+        try:
+            image = self.files.load(index)
+        except (OSError, ValueError) as error:
+            return error
         # torchvision draws from the global generator, which with workers=0 is the training run's own.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(self.seed, "augment", epoch, index))
             image = self.transform(image)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         return pixels.view(image.height, image.width, 3), int(self.files.labels[index])
+
+
+def _collate(samples: list[Sample | Exception]) -> Any:
+    """A batch of samples, or the first error among them."""
+    return next((sample for sample in samples if isinstance(sample, Exception)), None) or default_collate(samples)
 
 
 def _first_difference(train: ImageFiles, test: ImageFiles) -> str:
