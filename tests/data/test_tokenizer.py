@@ -59,6 +59,24 @@ def test_another_implementation_gives_the_same_tokens(gpt2, independent, text):
     assert gpt2.decode(gpt2.encode(text).tolist()) == text
 
 
+@pytest.mark.parametrize("space", [" ", "\t\n"])
+def test_a_gap_of_a_million_characters_is_no_obstacle(gpt2, space):
+    gap = space * (1_200_000 // len(space))
+    text = f"a{gap}b"
+    tokens = gpt2.encode(text).tolist()
+    assert gpt2.decode(tokens) == text
+
+
+gaps = st.text(alphabet=" \n\t\u00a0\u3000\x1c\x85", max_size=8)
+
+
+@given(text=st.lists(pieces | gaps, max_size=20).map("".join))
+def test_cutting_long_gaps_does_not_change_a_token(gpt2, text):
+    parts = module._parts(text, 2)
+    assert "".join(parts) == text
+    assert [token for part in parts for token in gpt2.encode(part)] == gpt2.encode(text).tolist()
+
+
 @given(st.text(max_size=50))
 def test_bytes_decode_to_the_text(text):
     tokenizer = ByteTokenizer()

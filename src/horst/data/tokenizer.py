@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +25,7 @@ _SHA256 = {
 }
 # GPT-2's rule for cutting text into pieces that are then merged, each on its own.
 _PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+_SPACE = r"[^\S\x1c-\x1f]"  # as that rule has it: Python's own has four separators more
 
 
 class Tokenizer(Protocol):
@@ -90,7 +93,8 @@ class GPT2Tokenizer:
 
     def encode(self, text: str) -> npt.NDArray[Any]:
         """The text's tokens."""
-        return self._encoding.encode_to_numpy(_valid_unicode(text), disallowed_special=())
+        parts = [self._encoding.encode_to_numpy(p, disallowed_special=()) for p in _parts(_valid_unicode(text))]
+        return parts[0] if len(parts) == 1 else load_extra("numpy").concatenate(parts)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
@@ -120,6 +124,19 @@ def _valid_unicode(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _parts(text: str, long: int = 100_000) -> list[str]:
+    """The text, cut inside gaps of ``long`` and more characters, at places that make no difference to the tokens.
+
+    Of a gap before a word, GPT-2's rule takes all but the last character for one piece; so it does where a text ends
+    there. But it finds that place backwards, and tiktoken's regex, which notes each character on the way, gives up
+    after a million.
+    """
+    if len(text) < long:
+        return [text]
+    ends = (match.end() for match in re.finditer(rf"(?<!{_SPACE}){_SPACE}{{{long},}}", text))
+    return [text[a:b] for a, b in itertools.pairwise([0, *(end - 1 for end in ends if end < len(text)), len(text)])]
 
 
 def _load_encoding(folder: str | os.PathLike[str] | None) -> Any:
