@@ -92,11 +92,12 @@ def sources(folder):
     gzipped(folder / "a.jsonl.gz", as_lines(DOCUMENTS))
     xzipped(folder / "a.jsonl.xz", as_lines(DOCUMENTS))
     write_parquet(folder / "a.parquet")
-    names = ("a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.parquet")
+    dataset().save_to_disk(folder / "saved")
+    names = ("a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.parquet", "saved")
     return {name: folder / name for name in names} | {"dataset": dataset(), "streamed": dataset().to_iterable_dataset()}
 
 
-@pytest.mark.parametrize("kind", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.parquet", "dataset", "streamed"])
+@pytest.mark.parametrize("kind", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.parquet", "saved", "dataset", "streamed"])
 def test_every_kind_of_source_gives_the_same_documents(kind, tmp_path):
     found = list(Source(sources(tmp_path)[kind]).documents())
     assert found == [Document(name, text) for name, text in DOCUMENTS.items()]
@@ -116,6 +117,22 @@ def test_a_name_on_the_hub_is_loaded_by_its_split(monkeypatch, tmp_path):
     assert asked == [("owner/name", "train"), ("owner/name", "test")]
     (source,) = json.loads((out / "meta.json").read_text())["sources"]
     assert (source["dataset"], source["rows"]) == ("owner/name:test", 40)
+
+
+def test_a_saved_dataset_is_described_without_its_place(tmp_path):
+    dataset().save_to_disk(tmp_path / "saved")
+    out = tokenize(str(tmp_path / "saved"), tmp_path / "tokens", tokenizer="bytes", validation=0)
+    (source,) = json.loads((out / "meta.json").read_text())["sources"]
+    assert (source["dataset"], source["rows"]) == ("saved", 40)
+    assert source["fingerprint"]
+
+
+def test_of_a_saved_dataset_with_splits_one_must_be_named(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.DatasetDict({"train": dataset(), "test": dataset()}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"the splits \['test', 'train'\]: give one of them, .*saved/train"):
+        Source(tmp_path / "saved")
+    assert len(list(Source(tmp_path / "saved" / "test").documents())) == 40
 
 
 def test_a_text_file_is_one_document_or_parted(tmp_path):
@@ -310,6 +327,27 @@ def test_a_file_that_was_cut_short_is_named(tmp_path, pack, name):
     (tmp_path / name).write_bytes(b"not packed at all")
     with pytest.raises(ValueError, match=f"{name} is damaged or cut short"):
         list(Source(tmp_path / name).documents())
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten"])
+def test_a_damaged_parquet_file_is_named(tmp_path, damage):
+    write_parquet(tmp_path / "a.parquet")
+    whole = (tmp_path / "a.parquet").read_bytes()
+    content = whole[:-100] if damage == "cut" else whole[:4] + b"\xff" * 200 + whole[204:]
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read: .* If it is damaged, fetch it anew"):
+        list(Source(tmp_path / "a.parquet").documents())
+
+
+def test_a_row_without_a_text_is_named_by_its_number(tmp_path):
+    pyarrow, datasets = pytest.importorskip("pyarrow"), pytest.importorskip("datasets")
+    texts = {"text": ["fine"] * 1234 + [None]}
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(texts), tmp_path / "a.parquet")
+    wrong = r"row 1234 \(the first is 0\): the field 'text' must be a text, got NoneType"
+    with pytest.raises(ValueError, match=rf"a\.parquet, {wrong}"):
+        list(Source(tmp_path / "a.parquet").documents())
+    with pytest.raises(ValueError, match=rf"the dataset, {wrong}"):
+        list(Source(datasets.Dataset.from_dict(texts)).documents())
 
 
 def test_a_text_that_is_no_utf8_is_named(tmp_path):

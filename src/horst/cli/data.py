@@ -16,8 +16,8 @@ class Tokenize:
     """Text files, or data sets of the Hub, to train.bin, val.bin and meta.json."""
 
     sources: tuple[str, ...]
-    """Files that end in .jsonl or .txt (either also with .gz or .xz) or .parquet; or hub:owner/name, with /config and
-    :split behind it if wanted."""
+    """Files that end in .jsonl or .txt (either also with .gz or .xz) or .parquet; folders that save_to_disk of
+    datasets wrote; or hub:owner/name, with /config and :split behind it if wanted."""
     out: Path = Path("data/text")
     """The folder to make."""
     tokenizer: Literal["gpt2", "bytes"] = "gpt2"

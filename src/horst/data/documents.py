@@ -1,7 +1,8 @@
 """Documents from files and from Hugging Face datasets, one at a time.
 
-A source is a path to ``.jsonl``, ``.txt`` (each also as ``.gz`` or ``.xz``) or ``.parquet``, a loaded
-``datasets.Dataset``, or the name of one on the Hub, ``"owner/name"`` or ``"owner/name:split"``.
+A source is a path to ``.jsonl``, ``.txt`` (each also as ``.gz`` or ``.xz``) or ``.parquet``; a ``datasets.Dataset``,
+loaded, or the folder that its ``save_to_disk`` wrote; or the name of one on the Hub, ``"owner/name"`` or
+``"owner/name:split"``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,26 @@ class Source:
     """
 
     def __init__(self, given: Any) -> None:
-        self.path = _local_path(given)
-        self.dataset: Any = _load_dataset(given) if self.path is None else None
-        self._name = given if isinstance(given, str) else None
+        found = _local_path(given)
+        self.path = found if found is not None and found.is_file() else None
+        self.dataset: Any = None if self.path is not None else _load_dataset(given if found is None else found)
+        self._name = str(given) if isinstance(given, str | os.PathLike) else None
+        self._folder = found if self.path is None else None
 
     @property
     def name(self) -> str:
         """For messages."""
-        return str(self.path or self._name or "the dataset")
+        return self._name or "the dataset"
 
     def documents(self, fields: Fields | None = None) -> Iterator[Document]:
         """The documents, in the source's order; ``fields=None`` reads ``"text"`` and ``"id"``.
 
         Raises:
-            ValueError: A record has no text, or a file is damaged; the message has the file and the line.
+            ValueError: A record has no text, or a file is damaged; the message has the file and the line or row.
         """
         fields = Fields() if fields is None else fields
         if self.path is None:
-            yield from _from_dataset(self.dataset, fields)
+            yield from _from_dataset(self.dataset, fields, self.name)
             return
         read = next(read for suffix, read in _READERS.items() if _is_of(self.path, suffix))
         try:
@@ -95,7 +98,7 @@ class Source:
         if self.path is not None:
             return {"file": self.path.name, "bytes": self.path.stat().st_size, "sha256": _sha256(self.path)}
         return {
-            "dataset": self._name,
+            "dataset": self._name if self._folder is None else self._folder.name,
             "split": str(self.dataset.split),
             "rows": getattr(self.dataset, "num_rows", None),  # a streamed dataset has neither
             "fingerprint": getattr(self.dataset, "_fingerprint", None),
@@ -103,6 +106,11 @@ class Source:
 
 
 def _load_dataset(given: Any) -> Any:
+    if isinstance(given, Path):
+        loaded = load_extra("datasets").load_from_disk(given)
+        if isinstance(loaded, dict):
+            raise ValueError(f"{given} holds the splits {sorted(loaded)}: give one of them, {given / 'train'}.")
+        return loaded
     if isinstance(given, str):
         name, _, split = given.partition(":")
         return load_extra("datasets").load_dataset(name, split=split or "train")
@@ -114,7 +122,7 @@ def _load_dataset(given: Any) -> Any:
 
 
 def _local_path(given: Any) -> Path | None:
-    """The file that a source names; None for a dataset or the name of one."""
+    """The file that a source names, or the folder of a saved dataset; None for a loaded one or a name on the Hub."""
     if not isinstance(given, str | os.PathLike):
         return None
     path = Path(given)
@@ -122,9 +130,12 @@ def _local_path(given: Any) -> Path | None:
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path}.")
         return path
+    if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return path
     if path.exists() or not isinstance(given, str):
         raise ValueError(
-            f"{path} is no file to read documents from. Give .jsonl or .txt (either also as .gz or .xz) or .parquet."
+            f"{path} is no file to read documents from. Give .jsonl or .txt (either also as .gz or .xz) or .parquet;"
+            " or a folder that save_to_disk of datasets wrote."
         )
     return None
 
@@ -170,22 +181,30 @@ def _from_text(path: Path, fields: Fields) -> Iterator[Document]:
 
 
 def _from_parquet(path: Path, fields: Fields) -> Iterator[Document]:
-    file = load_extra("pyarrow.parquet").ParquetFile(path)
-    columns = _columns(file.schema_arrow.names, fields, str(path))
-    for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
-        for record in batch.to_pylist():
-            yield _document(record, fields, str(path))
+    damage = (load_extra("pyarrow").ArrowException, OSError)
+    try:
+        file = load_extra("pyarrow.parquet").ParquetFile(path)
+        columns = _columns(file.schema_arrow.names, fields, str(path))
+        rows = (row for batch in file.iter_batches(batch_size=_ROWS, columns=columns) for row in batch.to_pylist())
+        yield from _numbered(rows, fields, str(path))
+    except damage as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"{path} cannot be read: {reason}. If it is damaged, fetch it anew.") from error
 
 
 _READERS = {".jsonl": _from_jsonl, ".txt": _from_text, ".parquet": _from_parquet}
 
 
-def _from_dataset(dataset: Any, fields: Fields) -> Iterator[Document]:
+def _from_dataset(dataset: Any, fields: Fields, name: str) -> Iterator[Document]:
     if dataset.column_names is not None:  # a streamed dataset may not know them
-        dataset = dataset.select_columns(_columns(dataset.column_names, fields, "the dataset"))
-    for batch in dataset.iter(batch_size=_ROWS):
-        for values in zip(*batch.values(), strict=True):
-            yield _document(dict(zip(batch, values, strict=True)), fields, "the dataset")
+        dataset = dataset.select_columns(_columns(dataset.column_names, fields, name))
+    batches = dataset.iter(batch_size=_ROWS)
+    rows = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
+    return _numbered(rows, fields, name)
+
+
+def _numbered(rows: Iterable[dict[str, Any]], fields: Fields, where: str) -> Iterator[Document]:
+    return (_document(row, fields, f"{where}, row {number} (the first is 0)") for number, row in enumerate(rows))
 
 
 def _columns(names: list[str], fields: Fields, where: str) -> list[str]:
