@@ -261,7 +261,9 @@ def test_a_killed_run_leaves_no_folder_by_that_name(tmp_path):
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False)
     assert killed.returncode == 9
     assert not (tmp_path / "tokens").exists()
-    write_token_files([("train", "x"), ("val", "y")], tmp_path / "tokens", tokenizer="bytes")  # and nothing in the way
+    assert len(list(tmp_path.iterdir())) == 1  # hidden, with what was written of it
+    write_token_files([("train", "x"), ("val", "y")], tmp_path / "tokens", tokenizer="bytes")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
 def test_a_folder_with_something_in_it_is_left_alone(jsonl, tmp_path):
@@ -269,7 +271,7 @@ def test_a_folder_with_something_in_it_is_left_alone(jsonl, tmp_path):
     out.mkdir()
     tokenize(jsonl, out, tokenizer="bytes", validation=2)  # an empty one is fine
     before = (out / "train.bin").read_bytes()
-    with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
+    with pytest.raises(FileExistsError, match="exists and is not an empty directory"):
         tokenize(jsonl, out, tokenizer="gpt2")
     assert (out / "train.bin").read_bytes() == before
 

@@ -3,6 +3,9 @@
 import contextlib
 import json
 import pickle
+import subprocess
+import sys
+import textwrap
 import zlib
 
 import pytest
@@ -262,6 +265,27 @@ def test_links_of_the_hugging_face_cache_are_followed(tmp_path):
     (blobs / "abc").write_text("x")
     (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
     assert path_inside(snapshot, "model.safetensors").read_text() == "x"
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path):
+    program = f"""
+        import os
+        from horst.export.files import whole_directory
+        with whole_directory({str(tmp_path / "model")!r}) as temporary:
+            (temporary / "half").write_text("half")
+            os._exit(9)
+    """
+    other = tmp_path / ".model.mine.tmp"
+    other.mkdir()
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False).returncode == 9
+    (left,) = set(tmp_path.iterdir()) - {other}
+    with whole_directory(tmp_path / "model") as first:
+        assert not left.exists()
+        with contextlib.suppress(KeyError), whole_directory(tmp_path / "model") as second:
+            assert set(tmp_path.iterdir()) == {first, second, other}
+            raise KeyError
+        assert first.is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {"model", other.name}
 
 
 def test_outputs_appear_whole_or_not_at_all(tmp_path):

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+
+class Stopped(SystemExit):
+    """SIGTERM came, and what was begun is removed; the exit code is the shell's for the signal."""
+
+    def __str__(self) -> str:
+        return "stopped; what was begun is removed."
 
 
 def check_free(out: Path, overwrite: bool, kind: Literal["file", "directory"]) -> None:
@@ -31,29 +39,52 @@ def replaced(out: Path, overwrite: bool) -> Iterator[Path]:
     """A name for a directory that takes the place of ``out`` if the block succeeds.
 
     Example:
+        >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> with replaced(folder / "model", overwrite=False) as new:
         ...     new.mkdir()
         >>> [path.name for path in folder.iterdir()]
         ['model']
     """
+    from horst.export.files import folder_beside
+
     check_free(out, overwrite, "directory")
     missing = [parent for parent in out.parents if not parent.exists()]
-    out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name[:100]}.", dir=out.parent) as folder:
-            new, old = Path(folder) / out.name, Path(folder) / f"{out.name}.old"
+        with _stopped_by_sigterm(), folder_beside(out) as folder:
+            # Killed between the two renamings, the old one stays: the folder itself would be removed the next time.
+            new, old = folder / out.name, folder.with_suffix(".old")
             yield new
-            if os.path.lexists(out):  # no directory can be renamed onto one that holds something
-                os.replace(out, old)
             try:
+                if os.path.lexists(out):  # no directory can be renamed onto one that holds something
+                    os.replace(out, old)
                 os.replace(new, out)
-            except OSError:
-                if os.path.lexists(old):
+            except BaseException:
+                if not os.path.lexists(out) and os.path.lexists(old):
                     os.replace(old, out)
                 raise
+            if os.path.lexists(old):
+                os.replace(old, folder / old.name)
     except BaseException:
         for parent in missing:
             with contextlib.suppress(OSError):  # not empty, or never made
                 parent.rmdir()
         raise
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, by an exception, so that what it began is removed."""
+
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # another one must not disturb the removal
+        raise Stopped(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

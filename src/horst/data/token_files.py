@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horst.export.files import whole_directory
 from horst.extras import load_extra
 
 if TYPE_CHECKING:
@@ -143,24 +142,15 @@ def new_token_folder(out: str | os.PathLike[str], meta: dict[str, Any]) -> Itera
         out: The folder; it must not exist, or be empty.
         meta: For ``meta.json``: ``tokenizer``, ``vocabulary``, ``end_of_text``, and whatever else is worth keeping.
     """
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{out} exists and is not an empty folder. Remove it or choose another.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
-    temporary.mkdir()
     dtype = dtype_name(meta["vocabulary"])
-    writer = TokenWriter(temporary, dtype)
-    try:
+    with whole_directory(out) as temporary:
+        writer = TokenWriter(temporary, dtype)
         try:
             yield writer
         finally:
             writer.close()
         content = {"format": FORMAT, "version": VERSION, "dtype": dtype, "splits": writer.counts, **meta}
         (temporary / "meta.json").write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import pathlib
 import secrets
@@ -49,16 +50,36 @@ def whole_directory(path: PathLike) -> Iterator[pathlib.Path]:
     path = pathlib.Path(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty directory. Choose another name, or remove it first.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path)
-    temporary.mkdir()
-    try:
+    with folder_beside(path) as temporary:
         yield temporary
         if path.is_dir():
             path.rmdir()  # empty, see above; not every system renames onto an empty directory
         os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def folder_beside(path: PathLike) -> Iterator[pathlib.Path]:
+    """A hidden folder beside ``path`` for as long as the block runs; those that killed processes left are removed.
+
+    A lock on the folder, which ends with its process however that ends, tells what is left from what is in use.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name[:100])}.{'[0-9a-f]' * 8}.tmp"):
+        if left.is_dir() and (lock := _lock(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    folder = _beside(path)
+    unlocked = folder.with_suffix("")  # by its own name another process would take it for one that was left
+    unlocked.mkdir()
+    lock = _lock(unlocked)
+    os.rename(unlocked, folder)
+    try:
+        yield folder
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
 def path_inside(folder: PathLike, name: object) -> pathlib.Path:
@@ -90,4 +111,19 @@ def path_inside(folder: PathLike, name: object) -> pathlib.Path:
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+
+
+def _lock(folder: pathlib.Path) -> int | None:
+    """A descriptor that holds the folder until it is closed; None if another has it, or the system knows no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
