@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,23 @@ def test_a_run_of_spred_is_read_from_the_factors_in_its_checkpoint(horst):
     assert horst("eval", directory, *words).json["loss"] == pytest.approx(dense["loss"], rel=1e-7)
     assert horst("prune", directory, "--sparsity", 0.5, "--layers", "paper", "--out", "pruned").code == 0
     assert horst("eval", "pruned", *words).json["loss"] == pytest.approx(half["loss"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("tokens")
+def test_figure_1_is_drawn_from_runs_and_their_checkpoints(horst):
+    assert horst("run", "table6", *TINY, "--optimizers", "horst", "spred", "--directory", "runs/mine").code == 0
+    one, other = sorted(pathlib.Path("runs/mine").iterdir())
+    (step,) = (one / "checkpoints").iterdir()
+    found = horst("run", "figure1_left", "--models", one, step, other, "--json")
+    assert found.code == 0, found.err
+    assert [row["model"] for row in found.json] == [one.name, "step-00000004", other.name]
+    run, same, factors = ({k: v for k, v in row.items() if k != "model"} for row in found.json)
+    assert run == same != factors
+    assert run["weights"] == factors["weights"]
+    shutil.rmtree(one / "checkpoints")
+    refused = horst("run", "figure1_left", "--models", one, "--overwrite")
+    assert refused.code == 2
+    assert f"{one} has no checkpoint. Run its recipe again with --checkpoint-every" in refused.err
 
 
 @pytest.mark.usefixtures("tokens")

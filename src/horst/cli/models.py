@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 DENSE_FILE = "model.safetensors"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_FACTOR = ".parametrizations.weight.original0"  # of a model that spred trained: the first of a weight's two
 # Arguments of timm.create_model that would make it fetch or load something.
 _LOADING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only")
 
@@ -235,18 +234,17 @@ def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
 
 def _load_run(path: Path) -> LoadedModel:
     """A run of ours: what was trained stands in ``outcome.json``, the weights in the newest checkpoint."""
+    from horst.experiments.trained_weights import find_checkpoint, trained_weights
     from horst.models.gpt2 import GPT2, GPT2Config
-    from horst.optimizers.spred import factorize, merge_factors
-    from horst.training import checkpoint
     from horst.training.run_state import load_tensors, named_tensors
 
-    steps = checkpoint.complete(path / "checkpoints")
+    step = find_checkpoint(path)
     if not (path / "outcome.json").is_file():
         raise InvalidFileError(
             f"{path} is no model: it has neither config.json (Hugging Face, timm) nor outcome.json with checkpoints (a "
             "finished run of ours that kept checkpoints)."
         )
-    if not steps:
+    if step is None:
         raise InvalidFileError(
             f"{path} is a finished run that kept no checkpoint. Run its recipe again with --checkpoint-every (in steps "
             "for language models, in epochs for image models) and --overwrite."
@@ -254,8 +252,6 @@ def _load_run(path: Path) -> LoadedModel:
     outcome = parse_object((path / "outcome.json").read_bytes(), f"outcome.json of {path}")
     config = outcome.get("config", {})
     shape = config.get("run", config).get("model", {})
-    fingerprint = parse_object((steps[-1] / "checkpoint.json").read_bytes(), f"{steps[-1]}").get("fingerprint", {})
-    weights = checkpoint.load(steps[-1], fingerprint=fingerprint)["model"]
     model: nn.Module
     if "vocabulary" in shape:
         model = GPT2(GPT2Config(**shape))
@@ -264,10 +260,7 @@ def _load_run(path: Path) -> LoadedModel:
         timm_config = _timm_config_of_deit(shape)
         model = _build_timm(path, timm_config)
         loaded = LoadedModel(model, path, "images", timm_config)
-    factors = {name.removesuffix(_FACTOR) + ".weight" for name in weights if name.endswith(_FACTOR)}
-    factorize(model, [p for name, p in model.named_parameters() if name in factors])
-    load_tensors(named_tensors(model), weights)
-    merge_factors(model)
+    load_tensors(named_tensors(model), trained_weights(step))
     return loaded
 
 

