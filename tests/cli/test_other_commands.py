@@ -16,6 +16,7 @@ import pytest
 import horst as package
 from horst import cli
 from horst.cli import COMMANDS, prune
+from horst.cli.output import number, table
 from horst.experiments.recipes import RECIPES
 from horst.experiments.result import Result, environment
 from horst.export.comparison import FORMS
@@ -104,11 +105,104 @@ def test_in_a_terminal_there_are_rules_and_bars(gpt2, texts, monkeypatch, capsys
     assert cli.main(["prune", str(gpt2), "--sparsity", "0.5", "--out", "pruned"]) == 0
     assert cli.main(["eval", "pruned", "--data", str(texts / "held_out.txt")]) == 0
     out, err = capsys.readouterr()
-    assert "┃" in out
+    assert "────" in out
     assert "\x1b[" in out
     assert "perplexity" in out
     assert "\x1b[" in err
     assert "perplexity" in err  # the bar's name
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Tables as a terminal of so many columns shows them: their lines, without colours."""
+
+    def shown(rows, columns, title=""):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", table(rows, title)).splitlines()
+        assert max(map(len, lines)) <= columns
+        return [line.rstrip() for line in lines]
+
+    return shown
+
+
+RUNS = [
+    {"optimizer": name, "alpha": 5, "tokens": 438_836, "sparsity_of_pruned_layers": 0.1 * i, "perplexity": 45.86 + i}
+    for i, name in enumerate(("horst", "adamw"))
+]
+
+
+def test_a_table_that_fits_is_shown_whole(terminal):
+    assert terminal(RUNS, 80, "Runs") == [
+        "",
+        "Runs",
+        "optimizer  alpha   tokens  sparsity of pruned layers  perplexity",
+        "────────────────────────────────────────────────────────────────",
+        "horst          5  438,836                          0       45.86",
+        "adamw          5  438,836                        0.1       46.86",
+    ]
+
+
+def test_what_all_rows_share_goes_above_a_table_that_is_too_wide(terminal):
+    assert terminal(RUNS, 50) == [
+        "In all rows: alpha 5, tokens 438,836.",
+        "optimizer  sparsity of pruned layers  perplexity",
+        "────────────────────────────────────────────────",
+        "horst                              0       45.86",
+        "adamw                            0.1       46.86",
+    ]
+
+
+def test_then_headings_break_and_then_the_table_does(terminal):
+    assert terminal(RUNS, 31) == [
+        "In all rows: alpha 5, tokens",
+        "438,836.",
+        "           sparsity",
+        "                 of",
+        "             pruned",
+        "optimizer    layers  perplexity",
+        "───────────────────────────────",
+        "horst             0       45.86",
+        "adamw           0.1       46.86",
+    ]
+    assert terminal(RUNS, 30)[2:] == [
+        "           sparsity",
+        "                 of",
+        "             pruned",
+        "optimizer    layers",
+        "───────────────────",
+        "horst             0",
+        "adamw           0.1",
+        "",
+        "optimizer  perplexity",
+        "─────────────────────",
+        "horst           45.86",
+        "adamw           46.86",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("name", ["table6_gpt2_wikipedia", "table1_cifar10_auto", "figure1_weight_spread"])
+def test_no_number_of_a_result_is_cut(terminal, name, columns):
+    rows = Result.load(pathlib.Path(__file__).parents[2] / "results" / "transformers" / f"{name}.json").rows
+    words = " ".join(terminal(rows, columns)).split()
+    assert not any("…" in word for word in words)
+    for row in rows:
+        values = [number(value) for value in row.values() if isinstance(value, (int, float))]
+        assert [value for value in values if value not in {word.rstrip(".,") for word in words}] == []
+
+
+def test_a_single_row_and_headings_without_a_word_are_shown(terminal):
+    assert terminal([{"": "horst", "perplexity": 45.86, "zeros": 1}], 18) == [
+        "       perplexity",
+        "─────────────────",
+        "horst       45.86",
+        "",
+        "       zeros",
+        "────────────",
+        "horst      1",
+    ]
+    assert terminal([{"name": "a text of many words"}] * 2, 12)[2:4] == ["a text of", "many words"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -1,15 +1,20 @@
-"""What commands print: rich tables on a terminal, plain aligned columns elsewhere, or JSON."""
+"""What commands print: tables that fit the terminal, plain aligned columns elsewhere, or JSON."""
 
 from __future__ import annotations
 
 import difflib
 import io
+import itertools
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from horst.extras import load_extra
+
+_GAP = 2  # between the columns of a table in a terminal
+_TEXT = 24  # characters that a column of longer texts gets at least
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -47,7 +52,7 @@ def number(value: Any) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
-    """Rows as a table, a column for each key of any: with rules and colour on a terminal, else plain columns.
+    """Rows as a table, a column for each key of any: fitted to a terminal, in colour, else plain columns.
 
     Example:
         >>> print(table([{"method": "wanda", "perplexity": 30.12345}]))
@@ -68,12 +73,55 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
 
 
 def _rich_table(columns: list[str], cells: list[list[str]], right: list[bool], title: str) -> str:
-    rich_table, console, text = load_extra("rich.table"), load_extra("rich.console"), load_extra("rich.text")
-    drawn = rich_table.Table(title=title or None, title_justify="left", header_style="bold")
-    for name, to_right in zip(columns, right, strict=True):
-        drawn.add_column(name, justify="right" if to_right else "left")
-    for line in cells:
-        drawn.add_row(*map(text.Text, line))  # brackets in a name are no markup
+    """A table no wider than the terminal, with no number cut.
+
+    Where it would be wider, what all rows share goes into a line above, then headings break, and what is still too much
+    goes into further tables below, which begin with the same columns.
+    """
     out = io.StringIO()
-    console.Console(file=out, force_terminal=True).print(drawn)
+    console = load_extra("rich.console").Console(file=out, force_terminal=True)
+    heads = [column.replace("_", " ") for column in columns]
+    # Numbers keep to one line; longer texts break.
+    least = [max((len(line[i]) for line in cells), default=0) for i in range(len(columns))]
+    least = [length if to_right else min(length, _TEXT) for length, to_right in zip(least, right, strict=True)]
+
+    def fits(chosen: Sequence[int]) -> bool:
+        widths = [max(least[i], *map(len, heads[i].split("\n"))) for i in chosen]
+        return sum(widths) + _GAP * (len(widths) - 1) <= console.width
+
+    shown, shared = list(range(len(columns))), []
+    if not fits(shown) and (varied := [i for i in shown if len({line[i] for line in cells}) > 1]):
+        shown, shared = varied, [i for i in shown if i not in varied]
+    if not fits(shown):
+        heads = [textwrap.fill(h, max([1, w, *map(len, h.split())])) for h, w in zip(heads, least, strict=True)]
+    names = list(itertools.takewhile(lambda i: not right[i], shown))
+    blocks = [shown[: len(names) + 1]]
+    for i in shown[len(names) + 1 :]:
+        if fits([*blocks[-1], i]):
+            blocks[-1].append(i)
+        else:
+            blocks.append([*(names or shown[:1]), i])
+
+    if title:
+        console.print(f"\n{title}", style="italic", highlight=False, markup=False)
+    if shared:
+        same = ", ".join(f"{columns[i].replace('_', ' ')} {cells[0][i] or 'none'}" for i in shared)
+        console.print(f"In all rows: {same}.", style="dim", highlight=False, markup=False)
+    for block in blocks:
+        lines = [[line[i] for i in block] for line in cells]
+        console.print(_drawn([heads[i] for i in block], [right[i] for i in block], lines))
+        console.print()
     return out.getvalue().rstrip("\n")
+
+
+def _drawn(heads: list[str], right: list[bool], cells: list[list[str]]) -> Any:
+    text = load_extra("rich.text").Text
+    drawn = load_extra("rich.table").Table(
+        box=load_extra("rich.box").SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False,
+        padding=(0, _GAP - 1, 0, 0),
+    )  # fmt: skip
+    for head, to_right in zip(heads, right, strict=True):
+        drawn.add_column(text(head), justify="right" if to_right else "left", no_wrap=to_right, overflow="fold")
+    for line in cells:
+        drawn.add_row(*map(text, line))  # brackets in a name are no markup
+    return drawn
