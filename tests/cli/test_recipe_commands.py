@@ -267,6 +267,54 @@ def test_run_prints_a_table_and_asks_before_it_replaces(horst):
     assert len(Result.load("runs/stub_paper.json").rows) == 8
 
 
+def drawn_run(config):
+    """Stands for Figure 1 (left), from a result that is there."""
+    return Result.load(pathlib.Path(__file__).parents[2] / "results" / "transformers" / "figure1_weight_spread.json")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    monkeypatch.setitem(RECIPES, "drawn", Recipe(about="A figure", run=drawn_run, scales={"paper": StubConfig}))
+    return pathlib.Path("runs/drawn_paper_figures/figure-1-how-weights-are-spread.png")
+
+
+def test_run_draws_the_figures_of_the_report_beside_the_result(horst, drawn):
+    ran = horst("run", "drawn")
+    assert ran.code == 0
+    assert ran.out.splitlines()[-2:] == ["-> runs/drawn_paper.json", f"-> {drawn}"]
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert horst("report", "runs", "--formats", "png").code == 0
+    assert drawn.read_bytes() == (pathlib.Path("report_figures") / drawn.name).read_bytes()
+    again = horst("run", "drawn", "--overwrite", "--json")
+    assert again.json == drawn_run(None).rows
+    assert again.err == f"-> {drawn}\n"
+
+
+def test_run_draws_nothing_if_told_so(horst, drawn):
+    assert horst("run", "drawn", "--no-figures").code == 0
+    assert not drawn.parent.exists()
+
+
+def test_without_matplotlib_a_run_says_how_to_get_it(horst, drawn, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = horst("run", "drawn")
+    assert ran.code == 0
+    assert ran.err.startswith("the figures could not be drawn: matplotlib is needed here and not installed.")
+    assert 'pip install "horst-optim[lab]"' in ran.err
+    assert Result.load("runs/drawn_paper.json").rows
+    assert not drawn.parent.exists()
+
+
+def test_a_figure_that_fails_does_not_lose_the_result(horst, drawn, monkeypatch):
+    monkeypatch.setattr("horst.report.html.save_figure", lambda *_: 1 / 0)
+    ran = horst("run", "drawn")
+    assert ran.code == 0
+    assert "kurtosis" in ran.out
+    assert "the figures could not be drawn: runs/drawn_paper.json cannot be shown" in ran.err
+    assert Result.load("runs/drawn_paper.json").rows
+
+
 def test_every_recipe_shows_its_options(horst):
     for name, recipe in RECIPES.items():
         for scale in recipe.scales:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from horst.cli.destination import check_free
 from horst.cli.output import write, write_json
@@ -41,6 +42,19 @@ def main(options: Options) -> None:
         write_json({"out": str(options.out), "results": [str(file) for file in files]})
     else:
         write(f"{len(files)} results -> {options.out}")
+
+
+def draw_figures(result_file: Path, stream: TextIO | None = None) -> None:
+    """Write the figures that a report of this result has beside it, and say where they are, or why there are none."""
+    from horst.report import html
+
+    try:
+        written = html.write_figures([result_file], html.figure_folder(result_file))
+    except Exception as error:  # whatever it is, the result stands, and the command that found it has not failed
+        write(f"the figures could not be drawn: {' '.join(str(error).split())}", sys.stderr)
+        return
+    for path in written:
+        write(f"-> {path}", stream)
 
 
 def find_results(given: Sequence[Path]) -> list[Path]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from horst.cli.destination import check_free
 from horst.cli.output import table, write, write_json
 from horst.cli.recipes import RecipeOptions, parse_recipe, recipe_completion
+from horst.cli.report import draw_figures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RecipeOptions):
     """A recipe with its config, and where its result goes."""
+
+    figures: bool = True
+    """Draw what a report would of the result, into a folder beside it."""
 
 
 def parse(arguments: Sequence[str], prog: str) -> Any:
@@ -27,7 +32,7 @@ def completion() -> Any:
 
 
 def main(options: Any) -> None:
-    """Run it, save the result, print its rows."""
+    """Run it, save the result, print its rows, draw its figures."""
     from horst.experiments.recipes import RECIPES
     from horst.training.distributed import rank
 
@@ -38,5 +43,7 @@ def main(options: Any) -> None:
     path = result.save(options.result_file)
     if options.json:
         write_json(result.rows)
-        return
-    write(table(result.rows, f"{options.recipe}, {result.seconds:.0f} s") + f"\n-> {path}")
+    else:
+        write(table(result.rows, f"{options.recipe}, {result.seconds:.0f} s") + f"\n-> {path}")
+    if options.figures:
+        draw_figures(path, sys.stderr if options.json else None)

@@ -60,7 +60,7 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
     out = pathlib.Path(out)
     found = sections([(path, read_result(path)) for path in _files(results)])
     page = html_page.page(found)
-    folder = out.with_name(f"{out.stem}_figures")
+    folder = figure_folder(out)
     endings = [ending for ending in ("png", "svg") if ending in formats]
     for ending in endings:
         _write_figures(found, folder, ending)
@@ -70,6 +70,32 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
     with whole_file(out) as file:
         file.write_text(page, encoding="utf-8")
     return out
+
+
+def write_figures(results: Sequence[PathLike], folder: PathLike) -> list[pathlib.Path]:
+    """Write the figures that a report of these results has, as PNG files alone; where they are.
+
+    Args:
+        results: As for :func:`build`.
+        folder: Made if there is something to draw.
+
+    Raises:
+        FileNotFoundError, ValueError: As :func:`build`.
+    """
+    return _write_figures(
+        sections([(path, read_result(path)) for path in _files(results)]), pathlib.Path(folder), "png"
+    )
+
+
+def figure_folder(path: PathLike) -> pathlib.Path:
+    """Where the figures of a page or of a result file go.
+
+    Example:
+        >>> figure_folder("runs/table6_cpu.json").as_posix()
+        'runs/table6_cpu_figures'
+    """
+    path = pathlib.Path(path)
+    return path.with_name(f"{path.stem}_figures")
 
 
 def read_result(path: PathLike) -> Result:
@@ -115,8 +141,14 @@ def _files(results: Sequence[PathLike]) -> list[pathlib.Path]:
     return list(files)
 
 
-def _write_figures(found: Sequence[Section], folder: pathlib.Path, ending: str) -> None:
+def _write_figures(found: Sequence[Section], folder: pathlib.Path, ending: str) -> list[pathlib.Path]:
+    written = []
     for section in found:
         for figure in section.content.figures:
-            with section.blamed(), whole_file(folder / f"{section.file_name(figure)}.{ending}") as file:
-                save_figure(figure.draw(), file, ending)
+            path = folder / f"{section.file_name(figure)}.{ending}"
+            with section.blamed():
+                drawn = figure.draw()  # first: where nothing can be drawn, no folder is made
+                with whole_file(path) as file:
+                    save_figure(drawn, file, ending)
+            written.append(path)
+    return written
