@@ -29,6 +29,20 @@ Name = Literal[
 ]  # fmt: skip
 Decay = Literal["matrices", "all"]
 Alpha = float | Literal["auto"]
+# The fields of Optimization that make a contender what it is; all other fields are shared.
+STRENGTHS: dict[Name, tuple[str, ...]] = {
+    "adamw": (),
+    "adamw-held": (),
+    "ham": ("ham_alpha", "ham_beta"),
+    "horst": ("alpha", "beta"),
+    "hyperbolic": ("alpha",),
+    "muon": ("muon_lr_ratio",),
+    "horst-muon": ("alpha", "beta", "muon_lr_ratio"),
+    "adamw-l1": ("l1",),
+    "adamw-proximal": ("proximal",),
+    "horst-proximal": ("alpha", "beta", "proximal"),
+    "spred": ("spred_decay",),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +104,17 @@ class Optimization:
         threshold = {"threshold": self.proximal} if name.endswith("-proximal") else {}
         return {"optimizer": name, "alpha": alpha, "beta": beta, **threshold}
 
+    def settings(self, name: Name) -> dict[str, Any]:
+        """What the contender is made with: the fields without the strengths of others, which do not change it.
+
+        Example:
+            >>> Optimization(alpha=20.0).settings("adamw") == Optimization(alpha=5.0).settings("adamw")
+            True
+        """
+        _check_name(name)
+        others = {field for fields in STRENGTHS.values() for field in fields} - set(STRENGTHS[name])
+        return {field: value for field, value in dataclasses.asdict(self).items() if field not in others}
+
     def label(self, name: Name) -> str:
         """The contender's alpha for the name of a folder.
 
@@ -136,13 +161,17 @@ class Optimization:
             >>> type(optimizer).__name__, optimizer.param_groups[0]["alpha"]
             ('HORST', 5.0)
         """
-        if name not in get_args(Name):
-            raise ValueError(f"optimizers must be among {', '.join(get_args(Name))}, got {name!r}.")
+        _check_name(name)
         return _MAKERS[name](self, model, name)
 
     def adam(self) -> dict[str, Any]:
         """What all kinds of Adam are given."""
         return {"lr": self.lr, "betas": self.betas, "eps": self.eps}
+
+
+def _check_name(name: str) -> None:
+    if name not in get_args(Name):
+        raise ValueError(f"optimizers must be among {', '.join(get_args(Name))}, got {name!r}.")
 
 
 def _adamw(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:

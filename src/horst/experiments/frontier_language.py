@@ -16,7 +16,7 @@ from typing import Any
 from horst.experiments import table6_gpt2_one_shot as one_shot
 from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
-from horst.experiments.language_model import LanguageConfig
+from horst.experiments.language_model import LanguageConfig, run_identity
 from horst.experiments.outcomes import once
 from horst.experiments.result import Result, command_line, timed
 from horst.training import NonFiniteLoss, processes
@@ -228,7 +228,10 @@ def run_point(
                 return {"rows": [{"method": method, "sparsity": level, **why} for method, level in levels]}
         return {"rows": [{**row, **found["spread"], "seconds": found["training"]["seconds"]} for row in found["rows"]]}
 
-    settings = {"run": dataclasses.asdict(point.run), "pruning": [sparsities, point.methods], "seed": point.seed}
+    settings = {
+        **run_identity(point.run, point.optimizer, point.seed),
+        "pruning": [sparsities, point.methods, config.prune_layers, config.calibration_samples],
+    }
     outcome = once(where / "outcome.json", settings, compute)
     run = {"width": point.run.model.width, "steps": point.run.steps, "seed": point.seed}
     about = {"study": point.study, **about_optimizer(point.optimizer, point.run.optimization), **run}

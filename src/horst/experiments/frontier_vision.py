@@ -17,7 +17,7 @@ from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
 from horst.experiments.outcomes import once
 from horst.experiments.result import Result, command_line, timed
-from horst.experiments.vision_model import Method, VisionConfig, train_sparse_vision_model
+from horst.experiments.vision_model import Method, VisionConfig, run_identity, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_spread
 from horst.sparsity import find_layers
 from horst.training import NonFiniteLoss, World, processes
@@ -163,7 +163,7 @@ def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") ->
             except NonFiniteLoss as error:
                 return {"top1": None, "broke_down": str(error).split(";")[0]}
 
-    settings = {"run": dataclasses.asdict(point.run), "masks": [point.method, point.sparsity], "seed": point.seed}
+    settings = run_identity(point.run, point.optimizer, point.sparsity, point.seed, point.method)
     outcome = once(where / "outcome.json", settings, compute)
     return {
         "row": {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.data.token_batches import EvaluationBatch, TokenBatches, evaluation_batches
+from horst.experiments import identity
 from horst.experiments.contenders import Name, Optimization
 from horst.experiments.whole import whole_model
 from horst.models.gpt2 import GPT2, GPT2Config
@@ -65,11 +66,23 @@ class LanguageConfig:
     deterministic: bool = False
 
 
+def run_identity(config: LanguageConfig, optimizer: Name, seed: int) -> dict[str, Any]:
+    """All that a run's outcome depends on."""
+    return {
+        "run": identity.settings(config, optimizer),
+        "optimizer": optimizer,
+        "seed": seed,
+        "data": identity.token_data(config.data),
+        "evaluated_windows": config.eval_batches and config.eval_batches * config.eval_batch_size,  # none is all
+    }
+
+
 def train_language_model(
     config: LanguageConfig, optimizer: Name, seed: int, directory: pathlib.Path, world: World
 ) -> tuple[GPT2, TrainResult]:
     """Train from the seed's weights and data order; the model returned is whole, on this process's device."""
     _validation(config, world)  # what cannot be evaluated is refused before the training, not after
+    about = run_identity(config, optimizer, seed)
     torch.manual_seed(seed)
     model = GPT2(config.model)
     parallelize(model, config.parallel, world.device)
@@ -90,7 +103,7 @@ def train_language_model(
         evaluate=lambda model: evaluate_language_model(model, config, world),
         unit="tokens",
         units_per_row=config.model.context,
-        identity={"seed": seed, "optimizer": optimizer, "data": config.data.name, "batch_size": config.batch_size},
+        identity={**about, "run": identity.deciding(about["run"])},
     )
     loop = LoopConfig(
         steps=config.steps,

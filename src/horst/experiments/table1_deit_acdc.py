@@ -13,7 +13,7 @@ from typing import Any
 from horst.experiments.contenders import Name
 from horst.experiments.outcomes import once
 from horst.experiments.result import Result, command_line, timed
-from horst.experiments.vision_model import VisionConfig, train_sparse_vision_model
+from horst.experiments.vision_model import VisionConfig, run_identity, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_histogram
 from horst.experiments.whole import whole_tensor
 from horst.sparsity.masks import check_sparsity
@@ -101,7 +101,7 @@ def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: 
             "phases": {**about, **phases},
         }
 
-    return once(directory / "outcome.json", dataclasses.asdict(config.run), compute)
+    return once(directory / "outcome.json", run_identity(config.run, optimizer, sparsity, seed), compute)
 
 
 if __name__ == "__main__":

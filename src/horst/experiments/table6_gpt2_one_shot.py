@@ -16,7 +16,12 @@ from torch import Tensor
 
 from horst.data.token_batches import TokenBatches
 from horst.experiments.contenders import Name
-from horst.experiments.language_model import LanguageConfig, evaluate_language_model, train_language_model
+from horst.experiments.language_model import (
+    LanguageConfig,
+    evaluate_language_model,
+    run_identity,
+    train_language_model,
+)
 from horst.experiments.outcomes import once
 from horst.experiments.result import Result, command_line, timed
 from horst.experiments.weight_histogram import weight_histogram, weight_spread
@@ -95,7 +100,7 @@ def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[st
     optimization = config.run.optimization
     directory = config.directory / f"{optimizer}-{optimization.label(optimizer)}-lr{optimization.lr:g}-seed{seed}"
     settings = {
-        "run": dataclasses.asdict(config.run),
+        **run_identity(config.run, optimizer, seed),
         "pruning": [config.sparsities, config.methods, config.prune_layers, config.calibration_samples],
     }
     return once(

@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 
 from horst.data.cifar10 import read_cifar10
 from horst.data.image_arrays import ImageArrays
-from horst.data.image_data import read_digits, read_npz
+from horst.data.image_data import ImageData, read_digits, read_npz
 from horst.data.imagenet import ImageNet
 from horst.data.mixing import Mixing
+from horst.experiments import identity
 from horst.experiments.contenders import Name, Optimization
 from horst.models.deit import DeiTConfig, build_deit
 from horst.sparsity import ACDC, GMP, Cubic, Recorder, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
@@ -101,8 +102,27 @@ def open_source(config: VisionConfig, seed: int, world: World) -> Source:
     }
     if config.dataset == "imagenet":
         return ImageNet(config.data, workers=config.workers, **common)
+    return ImageArrays(_read_arrays(config), padding=config.padding, flip=config.flip, **common)
+
+
+def _read_arrays(config: VisionConfig) -> ImageData:
     readers = {"cifar10": read_cifar10, "npz": read_npz, "digits": lambda _: read_digits()}
-    return ImageArrays(readers[config.dataset](config.data), padding=config.padding, flip=config.flip, **common)
+    return readers[config.dataset](config.data)
+
+
+def run_identity(
+    config: VisionConfig, optimizer: Name, sparsity: float, seed: int, method: Method = "acdc"
+) -> dict[str, Any]:
+    """All that a run's outcome depends on."""
+    return {
+        "run": identity.settings(config, optimizer),
+        "optimizer": optimizer,
+        "masks": {"method": method, "sparsity": sparsity} if sparsity else None,
+        "seed": seed,
+        "data": identity.image_folders(config.data.resolve())
+        if config.dataset == "imagenet"
+        else identity.image_data(_read_arrays(config)),
+    }
 
 
 def train_sparse_vision_model(
@@ -120,6 +140,7 @@ def train_sparse_vision_model(
         The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
         ``records``, one for each change of masks (:func:`phase_records`), and ``accuracy``, one for each evaluation.
     """
+    about = run_identity(config, optimizer, sparsity, seed, method)
     torch.manual_seed(seed)
     model = parallelize(build_deit(config.model), config.parallel, world.device)
     source = open_source(config, seed, world)
@@ -130,7 +151,7 @@ def train_sparse_vision_model(
         loss=lambda model, images, targets: F.cross_entropy(model(images).float(), targets),
         train=source,
         evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.precision),
-        identity={"seed": seed, "optimizer": optimizer, "dataset": config.dataset, "batch_size": config.batch_size},
+        identity={**about, "run": identity.deciding(about["run"])},
     )
     schedule = Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps))
     loop = LoopConfig(
