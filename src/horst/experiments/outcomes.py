@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 from horst.experiments.result import plain
 from horst.optimizers import auto_alpha
 from horst.training.distributed import on_every_rank, rank
+
+logger = logging.getLogger(__name__)
 
 
 def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -27,10 +30,9 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]])
         "config": wanted,
         "auto": [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD],
     }  # the rule's numbers
-    if path.is_file():
-        saved = json.loads(path.read_text())
-        if {name: saved.get(name) for name in key} == key:
-            return dict(saved["outcome"])
+    saved = _read(path)
+    if {name: saved.get(name) for name in key} == key:
+        return dict(saved["outcome"])
     outcome = plain(compute())
 
     def write() -> None:
@@ -42,3 +44,18 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]])
 
     on_every_rank(write)
     return dict(outcome)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    """What the file holds; nothing if there is none, or if it is damaged, which a warning tells."""
+    if not path.is_file():
+        return {}
+    try:
+        saved = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        logger.warning("%s is no whole outcome (%s): its run is taken for not done.", path, error)
+        return {}
+    if not isinstance(saved, dict) or not isinstance(saved.get("outcome"), dict):
+        logger.warning("%s holds no outcome of ours: its run is taken for not done.", path)
+        return {}
+    return saved
