@@ -322,3 +322,27 @@ def test_every_recipe_shows_its_options(horst):
             assert shown.code == 0
             assert "--overwrite" in shown.out
     assert "--partition" in horst("sweep", "table1", "--help").out
+
+
+def torchrun(*words):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "-m", "horst.cli", *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_under_torchrun_the_first_process_alone_writes_and_all_have_its_outcome():
+    words = ["--scale", "cpu", "--epochs", 1, "--depth", 1, "--width", 8, "--heads", 2, "--eval-every", 1]
+    words += ["--optimizers", "adamw", "--directory", "runs/t1", "--json"]
+    ran = torchrun("run", "table1", *words, "--out", "a.json")
+    (row,) = json.loads(ran.stdout)  # one table, not one a rank
+    result = Result.load("a.json")
+    assert result.rows == [row]
+    (phases,) = result.curves["phases"]
+    assert [point["epoch"] for point in phases["accuracy"]] == [1.0], "the metrics are those of rank 0"
+    # rank 1 has no file of its own to look into, on another host perhaps
+    again = torchrun("run", "table1", *words, "--out", "b.json")
+    assert json.loads(again.stdout) == [row]
+    assert Result.load("b.json").curves == result.curves

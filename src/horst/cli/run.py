@@ -32,13 +32,14 @@ def completion() -> Any:
 
 
 def main(options: Any) -> None:
-    """Run it, save the result, print its rows, draw its figures."""
+    """Run it; under ``torchrun`` the first process alone saves the result, prints its rows and draws its figures."""
     from horst.experiments.recipes import RECIPES
-    from horst.training.distributed import rank
+    from horst.experiments.result import is_first_process
 
-    check_free(options.result_file, options.overwrite, "file")
+    if is_first_process():  # another that begins late would find the file that this one has written
+        check_free(options.result_file, options.overwrite, "file")
     result = RECIPES[options.recipe].run(options.config)
-    if rank() != 0:
+    if not is_first_process():
         return
     path = result.save(options.result_file)
     if options.json:

@@ -19,7 +19,7 @@ from horst.experiments.frontier import Device, about_optimizer, alphas, device_n
 from horst.experiments.language_model import LanguageConfig, run_identity
 from horst.experiments.outcomes import once
 from horst.experiments.result import Result, command_line, timed
-from horst.training import NonFiniteLoss, processes
+from horst.training import NonFiniteLoss, World, processes
 
 NAME = "frontier_language"
 
@@ -218,21 +218,21 @@ def run_point(
     config = one_shot.Config(run=point.run, sparsities=sparsities, methods=point.methods, prune_layers="blocks")
     where = directory / point.name
 
-    def compute() -> dict[str, Any]:
-        with processes(device) as world:
-            try:
-                found = one_shot.train_and_prune(config, point.optimizer, point.seed, where, world)
-            except NonFiniteLoss as error:
-                levels = [("dense", 0.0), *((method, level) for method in point.methods for level in sparsities)]
-                why = {"perplexity": None, "broke_down": str(error).split(";")[0]}
-                return {"rows": [{"method": method, "sparsity": level, **why} for method, level in levels]}
+    def compute(world: World) -> dict[str, Any]:
+        try:
+            found = one_shot.train_and_prune(config, point.optimizer, point.seed, where, world)
+        except NonFiniteLoss as error:
+            levels = [("dense", 0.0), *((method, level) for method in point.methods for level in sparsities)]
+            why = {"perplexity": None, "broke_down": str(error).split(";")[0]}
+            return {"rows": [{"method": method, "sparsity": level, **why} for method, level in levels]}
         return {"rows": [{**row, **found["spread"], "seconds": found["training"]["seconds"]} for row in found["rows"]]}
 
     settings = {
         **run_identity(point.run, point.optimizer, point.seed),
         "pruning": [sparsities, point.methods, config.prune_layers, config.calibration_samples],
     }
-    outcome = once(where / "outcome.json", settings, compute)
+    with processes(device) as world:
+        outcome = once(where / "outcome.json", settings, lambda: compute(world))
     run = {"width": point.run.model.width, "steps": point.run.steps, "seed": point.seed}
     about = {"study": point.study, **about_optimizer(point.optimizer, point.run.optimization), **run}
     return {"rows": [{**about, **{key: row[key] for key in row if key not in about}} for row in outcome["rows"]]}

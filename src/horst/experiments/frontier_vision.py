@@ -156,15 +156,15 @@ def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") ->
     """One run: its row, from its file if it was done before. A run that breaks down has no accuracy."""
     where = directory / point.name
 
-    def compute() -> dict[str, Any]:
-        with processes(device) as world:
-            try:
-                return _train(point, where, world)
-            except NonFiniteLoss as error:
-                return {"top1": None, "broke_down": str(error).split(";")[0]}
+    def compute(world: World) -> dict[str, Any]:
+        try:
+            return _train(point, where, world)
+        except NonFiniteLoss as error:
+            return {"top1": None, "broke_down": str(error).split(";")[0]}
 
     settings = run_identity(point.run, point.optimizer, point.sparsity, point.seed, point.method)
-    outcome = once(where / "outcome.json", settings, compute)
+    with processes(device) as world:
+        outcome = once(where / "outcome.json", settings, lambda: compute(world))
     return {
         "row": {
             "study": point.study,

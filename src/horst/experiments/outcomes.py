@@ -23,31 +23,33 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]])
     Args:
         path: A JSON file, written whole or not at all.
         config: A dataclass or a dictionary.
-        compute: Runs on all ranks; what rank 0 returns is kept.
+        compute: Runs on all ranks; what rank 0 returns is kept, and returned on all.
     """
     wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
-    key = {
-        "config": wanted,
-        "auto": [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD],
-    }  # the rule's numbers
-    saved = _read(path)
-    if {name: saved.get(name) for name in key} == key:
-        return dict(saved["outcome"])
-    outcome = plain(compute())
-
-    def write() -> None:
-        if rank() == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            temporary.write_text(json.dumps({**key, "outcome": outcome}))
-            os.replace(temporary, path)
-
-    on_every_rank(write)
-    return dict(outcome)
+    rule = [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD]  # the numbers of alpha="auto"
+    key = {"config": wanted, "auto": rule}
+    saved = _of_rank_0(lambda: _read(path, key))
+    if not saved:
+        saved = {**key, "outcome": plain(compute())}
+        saved = _of_rank_0(lambda: _write(path, saved))
+    return dict(saved["outcome"])
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    """What the file holds; nothing if there is none, or if it is damaged, which a warning tells."""
+def _of_rank_0(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``action`` returns on rank 0, which alone does it, on every rank: they must agree on what is done."""
+    return on_every_rank(lambda: action() if rank() == 0 else {})[0]
+
+
+def _write(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(saved))
+    os.replace(temporary, path)
+    return saved
+
+
+def _read(path: pathlib.Path, key: dict[str, Any]) -> dict[str, Any]:
+    """What the file holds; nothing if there is none, if it is another's, or if it is damaged, which a warning tells."""
     if not path.is_file():
         return {}
     try:
@@ -58,4 +60,4 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or not isinstance(saved.get("outcome"), dict):
         logger.warning("%s holds no outcome of ours: its run is taken for not done.", path)
         return {}
-    return saved
+    return saved if {name: saved.get(name) for name in key} == key else {}

@@ -102,6 +102,14 @@ def timed(
     )
 
 
+def is_first_process() -> bool:
+    """Whether this process writes and prints: the only one, or the first of those that ``torchrun`` started.
+
+    Asked after a recipe, whose process group has ended and knows no ranks any more.
+    """
+    return "WORLD_SIZE" not in os.environ or int(os.environ.get("RANK", 0)) == 0
+
+
 def command_line(config: Callable[..., ConfigT], run: Callable[[ConfigT], Result], description: str) -> None:
     """An experiment's ``main``: the config's fields become options, the result goes to ``--out``."""
     tyro = load_extra("tyro")
@@ -109,7 +117,8 @@ def command_line(config: Callable[..., ConfigT], run: Callable[[ConfigT], Result
 
     def main(config: Any, out: pathlib.Path = pathlib.Path("runs") / f"{name}.json") -> None:
         result = run(config)
-        sys.stdout.write(f"{name}: {len(result.rows)} rows in {result.seconds:.1f} s -> {result.save(out)}\n")
+        if is_first_process():
+            sys.stdout.write(f"{name}: {len(result.rows)} rows in {result.seconds:.1f} s -> {result.save(out)}\n")
 
     main.__annotations__["config"] = config
     main.__doc__ = f"{description}\n\nArgs:\n    out: The result file."
