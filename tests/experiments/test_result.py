@@ -67,3 +67,11 @@ def test_the_commit_is_unknown_outside_git(monkeypatch):
 
     monkeypatch.setattr(result_module.subprocess, "run", missing)
     assert environment()["commit"] == "unknown"
+
+
+def test_committed_results_are_read():
+    root = pathlib.Path(__file__).parents[2] / "results"
+    files = [file for file in sorted(root.rglob("*.json")) if "schema_version" in json.loads(file.read_text())]
+    assert len(files) > 20
+    for file in files:
+        assert Result.load(file).environments == []

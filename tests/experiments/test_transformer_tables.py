@@ -191,7 +191,7 @@ def test_an_outcome_is_computed_once_for_a_config(tmp_path):
     calls = []
     compute = lambda: calls.append(1) or {"value": 1.5}  # noqa: E731
     for _ in range(2):
-        assert once(tmp_path / "a" / "outcome.json", {"lr": 1e-3}, compute) == {"value": 1.5}
+        assert once(tmp_path / "a" / "outcome.json", {"lr": 1e-3}, compute)["value"] == 1.5
     assert len(calls) == 1
     once(tmp_path / "a" / "outcome.json", {"lr": 2e-3}, compute)
     assert len(calls) == 2, "another config is another run"

@@ -18,7 +18,7 @@ from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, alphas, device_name
 from horst.experiments.frontier_language import Point, changed, notes, run_points
 from horst.experiments.language_model import LanguageConfig
-from horst.experiments.result import Result, command_line, timed
+from horst.experiments.result import Origin, Result, command_line, timed
 from horst.experiments.table6_gpt2_one_shot import PruningMethod
 
 NAME = "frontier_compositions"
@@ -68,12 +68,14 @@ class Config:
 
 def run(config: Config) -> Result:
     """Train, prune, evaluate; rows by run, method and level."""
-    return timed(NAME, config, lambda: _body(config), device_name(config.device))
+    origins: list[Origin] = []
+    return timed(NAME, config, lambda: _body(config, origins), device_name(config.device), origins)
 
 
-def _body(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    rows = run_points(points(config), config.sparsities, config.directory, config.workers, config.device)
-    return rows, {}, notes(config.run)
+def _body(config: Config, origins: list[Origin]) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    found = run_points(points(config), config.sparsities, config.directory, config.workers, config.device)
+    origins += [each["origin"] for each in found]
+    return [row for each in found for row in each["rows"]], {}, notes(config.run)
 
 
 def points(config: Config) -> list[Point]:

@@ -18,7 +18,7 @@ from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
 from horst.experiments.language_model import LanguageConfig, run_identity
 from horst.experiments.outcomes import once
-from horst.experiments.result import Result, command_line, timed
+from horst.experiments.result import Origin, Result, command_line, timed
 from horst.training import NonFiniteLoss, World, processes
 
 NAME = "frontier_language"
@@ -107,12 +107,14 @@ class Point:
 
 def run(config: Config) -> Result:
     """Train, prune, evaluate; rows by run and level."""
-    return timed(NAME, config, lambda: _body(config), device_name(config.device))
+    origins: list[Origin] = []
+    return timed(NAME, config, lambda: _body(config, origins), device_name(config.device), origins)
 
 
-def _body(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    rows = run_points(points(config), config.sparsities, config.directory, config.workers, config.device)
-    return rows, {}, notes(config.run)
+def _body(config: Config, origins: list[Origin]) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    found = run_points(points(config), config.sparsities, config.directory, config.workers, config.device)
+    origins += [each["origin"] for each in found]
+    return [row for each in found for row in each["rows"]], {}, notes(config.run)
 
 
 def notes(run: LanguageConfig) -> list[str]:
@@ -204,17 +206,20 @@ def changed(run: LanguageConfig, *, width: int, **optimization: Any) -> Language
 def run_points(
     points: Sequence[Point], sparsities: tuple[float, ...], directory: pathlib.Path, workers: int, device: Device
 ) -> list[dict[str, Any]]:
-    """Every run once, though two studies may ask for it; the rows of each, under the first that asks."""
+    """Every run once, though two studies may ask for it: rows under the first that asks, and their origin."""
     calls: dict[str, tuple[Any, ...]] = {}
     for point in points:
         calls.setdefault(point.name, (point, sparsities, directory, device))
-    return [row for outcome in side_by_side(run_point, calls, workers) for row in outcome["rows"]]
+    return side_by_side(run_point, calls, workers)
 
 
 def run_point(
     point: Point, sparsities: tuple[float, ...], directory: pathlib.Path, device: Device = "auto"
 ) -> dict[str, Any]:
-    """One run: its rows, from its file if it was done before. A run that breaks down has rows without perplexity."""
+    """One run: its rows and their origin, from its file if it was done before.
+
+    A run that breaks down has rows without perplexity.
+    """
     config = one_shot.Config(run=point.run, sparsities=sparsities, methods=point.methods, prune_layers="blocks")
     where = directory / point.name
 
@@ -232,10 +237,11 @@ def run_point(
         "pruning": [sparsities, point.methods, config.prune_layers, config.calibration_samples],
     }
     with processes(device) as world:
-        outcome = once(where / "outcome.json", settings, lambda: compute(world))
+        outcome = once(where / "outcome.json", settings, lambda: compute(world), str(world.device))
     run = {"width": point.run.model.width, "steps": point.run.steps, "seed": point.seed}
     about = {"study": point.study, **about_optimizer(point.optimizer, point.run.optimization), **run}
-    return {"rows": [{**about, **{key: row[key] for key in row if key not in about}} for row in outcome["rows"]]}
+    rows = [{**about, **{key: row[key] for key in row if key not in about}} for row in outcome["rows"]]
+    return {"rows": rows, "origin": outcome["origin"]}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
 from horst.experiments.outcomes import once
-from horst.experiments.result import Result, command_line, timed
+from horst.experiments.result import Origin, Result, command_line, timed
 from horst.experiments.vision_model import Method, VisionConfig, run_identity, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_spread
 from horst.sparsity import find_layers
@@ -94,14 +94,17 @@ class Point:
 
 def run(config: Config) -> Result:
     """Train and evaluate; one row a run."""
-    return timed(NAME, config, lambda: _body(config), device_name(config.device))
+    origins: list[Origin] = []
+    return timed(NAME, config, lambda: _body(config, origins), device_name(config.device), origins)
 
 
-def _body(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _body(config: Config, origins: list[Origin]) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     calls: dict[str, tuple[Any, ...]] = {}
     for point in points(config):
         calls.setdefault(point.name, (point, config.directory, config.device))
-    rows = [outcome["row"] for outcome in side_by_side(run_point, calls, config.run_workers)]
+    found = side_by_side(run_point, calls, config.run_workers)
+    origins += [each["origin"] for each in found]
+    rows = [each["row"] for each in found]
     return rows, {}, ["largest, std and kurtosis are those of the weights in the blocks that are not zero."]
 
 
@@ -153,7 +156,7 @@ def changed(run: VisionConfig, *, width: int, **optimization: Any) -> VisionConf
 
 
 def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") -> dict[str, Any]:
-    """One run: its row, from its file if it was done before. A run that breaks down has no accuracy."""
+    """One run: its row and its origin, from its file if it was done before. One that breaks down has no accuracy."""
     where = directory / point.name
 
     def compute(world: World) -> dict[str, Any]:
@@ -164,8 +167,10 @@ def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") ->
 
     settings = run_identity(point.run, point.optimizer, point.sparsity, point.seed, point.method)
     with processes(device) as world:
-        outcome = once(where / "outcome.json", settings, lambda: compute(world))
+        outcome = once(where / "outcome.json", settings, lambda: compute(world), str(world.device))
+    origin = outcome.pop("origin")
     return {
+        "origin": origin,
         "row": {
             "study": point.study,
             **about_optimizer(point.optimizer, point.run.optimization),
@@ -175,7 +180,7 @@ def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") ->
             "method": point.method if point.sparsity else "dense",
             "sparsity": point.sparsity,
             **outcome,
-        }
+        },
     }
 
 

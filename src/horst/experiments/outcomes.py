@@ -7,32 +7,39 @@ import json
 import logging
 import os
 import pathlib
+import time
 from collections.abc import Callable
 from typing import Any
 
-from horst.experiments.result import plain
+from horst.experiments.result import environment, plain
 from horst.optimizers import auto_alpha
 from horst.training.distributed import on_every_rank, rank
 
 logger = logging.getLogger(__name__)
 
 
-def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]], device: str = "cpu") -> dict[str, Any]:
     """What ``compute`` returned, from ``path`` if it was computed before with an equal ``config``.
+
+    Under ``"origin"`` it says where that was: the ``environment`` of the process, and how many ``seconds`` it took.
 
     Args:
         path: A JSON file, written whole or not at all.
         config: A dataclass or a dictionary.
         compute: Runs on all ranks; what rank 0 returns is kept, and returned on all.
+        device: Which it computes on.
     """
     wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
     rule = [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD]  # the numbers of alpha="auto"
     key = {"config": wanted, "auto": rule}
     saved = _of_rank_0(lambda: _read(path, key))
     if not saved:
-        saved = {**key, "outcome": plain(compute())}
-        saved = _of_rank_0(lambda: _write(path, saved))
-    return dict(saved["outcome"])
+        origin: dict[str, Any] = {"environment": environment(device)}
+        began = time.perf_counter()
+        outcome = plain(compute())
+        origin["seconds"] = round(time.perf_counter() - began, 3)
+        saved = _of_rank_0(lambda: _write(path, {**key, "outcome": outcome, "origin": origin}))
+    return {**saved["outcome"], "origin": saved["origin"]}
 
 
 def _of_rank_0(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -60,4 +67,8 @@ def _read(path: pathlib.Path, key: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(saved, dict) or not isinstance(saved.get("outcome"), dict):
         logger.warning("%s holds no outcome of ours: its run is taken for not done.", path)
         return {}
-    return saved if {name: saved.get(name) for name in key} == key else {}
+    if {name: saved.get(name) for name in key} != key:
+        return {}
+    if "origin" not in saved:  # an earlier version did not note it
+        saved["origin"] = {"environment": dict.fromkeys(environment(), "unknown"), "seconds": 0.0}
+    return saved

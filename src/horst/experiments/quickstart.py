@@ -30,7 +30,7 @@ from horst.data.tokenization import write_token_files
 from horst.experiments import table1_deit_acdc, table6_gpt2_one_shot
 from horst.experiments.contenders import Alpha, Name, Optimization
 from horst.experiments.language_model import LanguageConfig
-from horst.experiments.result import Result, command_line, environment
+from horst.experiments.result import Origin, Result, command_line, environment, provenance
 from horst.experiments.vision_model import VisionConfig
 from horst.models.deit import DeiTConfig, build_deit
 from horst.models.gpt2 import GPT2, GPT2Config
@@ -167,6 +167,7 @@ def run(config: Config, progress: Callable[[str], None] = show) -> Result:
     start = time.perf_counter()
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {"language": {}, "vision": {}}
+    origins: list[Origin] = []
     done = 0
     with processes("cpu") as world, _few_threads():
         data = config.unfinished / f"python-{platform.python_version()}"
@@ -181,6 +182,7 @@ def run(config: Config, progress: Callable[[str], None] = show) -> Result:
                 began = time.perf_counter()
                 found = each.compute(world)
                 progress(f"    {_in_words(found['rows'])} ({time.perf_counter() - began:.0f} s)")
+                origins.append(found["origin"])
                 rows += [{"part": each.part, **row} for row in found["rows"]]
                 histograms[each.part].setdefault(each.optimizer, found["histogram"])
                 done = number
@@ -201,8 +203,7 @@ def run(config: Config, progress: Callable[[str], None] = show) -> Result:
         rows=rows,
         curves={"histograms": histograms, "runs": {"done": done, "planned": len(runs)}},
         notes=notes,
-        environment=where,
-        seconds=round(time.perf_counter() - start, 1),
+        **provenance(origins, where, time.perf_counter() - start),
     )
 
 
@@ -261,7 +262,7 @@ def _vision_run(config: Config, lr: float, optimizer: Name, seed: int) -> Comput
 
     def compute(world: World) -> dict[str, Any]:
         found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
-        return {"rows": [found["row"]], "histogram": found["histogram"]}
+        return {"rows": [found["row"]], "histogram": found["histogram"], "origin": found["origin"]}
 
     return compute
 

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from horst.extras import load_extra
 
 SCHEMA_VERSION = 1
 ConfigT = TypeVar("ConfigT")
+Origin = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,9 +33,11 @@ class Result:
         rows: One flat dictionary a row of the experiment's table.
         curves: Named columns for its figure: numbers, or lists of them.
         notes: What a reader must know to read the numbers, and where they differ from the paper's.
-        environment: Commit, versions, device, threads; see :func:`environment`.
-        seconds: Wall time of the run.
+        environment: Commit, versions, device, threads; see :func:`environment`. Of a table of runs it is theirs, not
+            that of the process which put the table together; what they do not share is ``"various"``.
+        seconds: Wall time, of all runs together.
         schema_version: Raised when the meaning of a field changes.
+        environments: Each that some of the runs had, where they are several.
     """
 
     experiment: str
@@ -45,6 +48,7 @@ class Result:
     environment: dict[str, Any]
     seconds: float
     schema_version: int = SCHEMA_VERSION
+    environments: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
         """Write JSON, whole or not at all: under another name first, then renamed."""
@@ -87,8 +91,17 @@ def timed(
     config: Any,
     body: Callable[[], tuple[list[dict[str, Any]], dict[str, Any], list[str]]],
     device: str = "cpu",
+    origins: Sequence[Origin] = (),
 ) -> Result:
-    """Run ``body``, which returns rows, curves and notes, and wrap them up with the config and the time taken."""
+    """Run ``body``, which returns rows, curves and notes, and wrap them up with the config and the time taken.
+
+    Args:
+        name: The experiment's.
+        config: Its config, a dataclass.
+        body: Computes.
+        device: What it computes on.
+        origins: A list that ``body`` adds the origins of the runs to which it made or found; see :func:`provenance`.
+    """
     start = time.perf_counter()
     rows, curves, notes = body()
     return Result(
@@ -97,9 +110,36 @@ def timed(
         rows=rows,
         curves=curves,
         notes=notes,
-        environment=environment(device),
-        seconds=round(time.perf_counter() - start, 3),
+        **provenance(origins, environment(device), time.perf_counter() - start),
     )
+
+
+def provenance(origins: Sequence[Origin], here: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The fields of a result that say where its numbers come from.
+
+    Args:
+        origins: Of its runs: ``environment`` and ``seconds`` of each, as :func:`horst.experiments.outcomes.once` tells
+            them. Without any, the numbers come from this process.
+        here: The environment of this process.
+        seconds: How long it took to make or to gather them, which counts where the runs took less.
+
+    Example:
+        >>> runs = [{"environment": {"torch": "2.11", "commit": c}, "seconds": 60.0} for c in ("a1", "b2")]
+        >>> provenance(runs, {"torch": "2.12", "commit": "c3"}, 1.0)["environment"]
+        {'torch': '2.11', 'commit': 'various'}
+    """
+    found: list[dict[str, Any]] = []
+    for origin in origins:
+        if origin["environment"] not in found:
+            found.append(origin["environment"])
+    first, *others = found or [here]
+    names = dict.fromkeys(name for each in (first, *others) for name in each)
+    shared = {name: all(each.get(name) == first.get(name) for each in others) for name in names}
+    return {
+        "environment": {name: first.get(name) if shared[name] else "various" for name in names},
+        "environments": found if others else [],
+        "seconds": round(max(seconds, sum(origin["seconds"] for origin in origins)), 3),
+    }
 
 
 def is_first_process() -> bool:

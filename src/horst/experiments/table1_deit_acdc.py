@@ -12,7 +12,7 @@ from typing import Any
 
 from horst.experiments.contenders import Name
 from horst.experiments.outcomes import once
-from horst.experiments.result import Result, command_line, timed
+from horst.experiments.result import Origin, Result, command_line, timed
 from horst.experiments.vision_model import VisionConfig, run_identity, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_histogram
 from horst.experiments.whole import whole_tensor
@@ -50,10 +50,13 @@ class Config:
 def run(config: Config, name: str = NAME) -> Result:
     """Train and evaluate; rows by sparsity, seed and optimizer."""
     with processes() as world:
-        return timed(name, config, lambda: _body(config, world), str(world.device))
+        origins: list[Origin] = []
+        return timed(name, config, lambda: _body(config, world, origins), str(world.device), origins)
 
 
-def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _body(
+    config: Config, world: World, origins: list[Origin]
+) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {}
     phases: list[dict[str, Any]] = []
@@ -61,6 +64,7 @@ def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str,
         for seed in config.seeds:
             for optimizer in config.optimizers:
                 found = one_run(config, optimizer, sparsity, seed, world)
+                origins.append(found["origin"])
                 rows.append(found["row"])
                 if "phases" in found:  # an outcome that an earlier version left has none
                     phases.append(found["phases"])
@@ -101,7 +105,9 @@ def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: 
             "phases": {**about, **phases},
         }
 
-    return once(directory / "outcome.json", run_identity(config.run, optimizer, sparsity, seed), compute)
+    return once(
+        directory / "outcome.json", run_identity(config.run, optimizer, sparsity, seed), compute, str(world.device)
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from horst.experiments.language_model import (
     train_language_model,
 )
 from horst.experiments.outcomes import once
-from horst.experiments.result import Result, command_line, timed
+from horst.experiments.result import Origin, Result, command_line, timed
 from horst.experiments.weight_histogram import weight_histogram, weight_spread
 from horst.pruning import sweep
 from horst.sparsity import find_layers
@@ -74,15 +74,19 @@ class Config:
 def run(config: Config, name: str = NAME) -> Result:
     """Train, prune, evaluate; rows by optimizer, seed and sparsity."""
     with processes() as world:
-        return timed(name, config, lambda: _body(config, world), str(world.device))
+        origins: list[Origin] = []
+        return timed(name, config, lambda: _body(config, world, origins), str(world.device), origins)
 
 
-def _body(config: Config, world: World) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _body(
+    config: Config, world: World, origins: list[Origin]
+) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     rows: list[dict[str, Any]] = []
     curves: dict[str, Any] = {"training": [], "histograms": {}}
     for seed in config.seeds:
         for optimizer in config.optimizers:
             found = one_run(config, optimizer, seed, world)
+            origins.append(found["origin"])
             rows += found["rows"]
             curves["training"].append(found["training"])
             if seed == config.seeds[0]:
@@ -103,9 +107,11 @@ def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[st
         **run_identity(config.run, optimizer, seed),
         "pruning": [config.sparsities, config.methods, config.prune_layers, config.calibration_samples],
     }
-    return once(
-        directory / "outcome.json", settings, lambda: train_and_prune(config, optimizer, seed, directory, world)
-    )
+
+    def compute() -> dict[str, Any]:
+        return train_and_prune(config, optimizer, seed, directory, world)
+
+    return once(directory / "outcome.json", settings, compute, str(world.device))
 
 
 def train_and_prune(
