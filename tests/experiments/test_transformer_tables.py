@@ -11,13 +11,13 @@ import torch
 
 from horst.data.image_arrays import ImageArrays
 from horst.data.tokenization import tokenize
-from horst.experiments import figure1_weight_spread, language_model, table6_gpt2_one_shot
+from horst.experiments import figure1_weight_spread, language_model, table1_deit_acdc, table6_gpt2_one_shot
 from horst.experiments.contenders import Optimization
 from horst.experiments.outcomes import once
 from horst.experiments.recipes import RECIPES
 from horst.experiments.result import Result
 from horst.experiments.weight_histogram import weight_histogram
-from horst.models.deit import DeiTConfig
+from horst.models.deit import DeiTConfig, build_deit
 from horst.models.gpt2 import GPT2
 from horst.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
 from horst.report.transformer_tables import acdc_table, one_shot_table, paper_acdc_table, speed_table
@@ -118,6 +118,28 @@ def tiny_table1(folder, **changes):
     model = DeiTConfig(image_size=8, patch_size=4, channels=1, classes=10, width=16, depth=1, heads=2)
     run = dataclasses.replace(config.run, model=model, epochs=2, eval_every=1)
     return dataclasses.replace(config, run=run, directory=folder, optimizers=("horst",), **changes)
+
+
+def test_betas_of_the_papers_tables(tmp_path):
+    """HORST's 1e-2 at 80 and 90 % for DeiT-small alone, and HAM's three."""
+
+    def betas(config, sparsity):
+        return [(name, *run.optimization.strength(name)) for name, run in table1_deit_acdc.runs(config, sparsity)]
+
+    papers = RECIPES["table1"].scales["paper"]()
+    assert betas(papers, 0.7) == [("adamw", 0.0, 0.0), ("horst", 5.0, 0.0)]
+    assert betas(papers, 0.8) == betas(papers, 0.9) == [("adamw", 0.0, 0.0), ("horst", 5.0, 0.01)]
+    base = RECIPES["table1"].scales["paper-base"]()
+    assert betas(base, 0.9) == betas(papers, 0.7)
+    linear = [p for name, p in build_deit(base.run.model).named_parameters() if "blocks" in name and p.dim() == 2]
+    assert sum(p.numel() for p in linear) == 84_934_656
+    ham = [("ham", 200.0, beta) for beta in (0.0, 0.001, 0.01)]
+    assert betas(RECIPES["table3"].scales["paper"](), 0.9) == [("adamw", 0.0, 0.0), *ham, ("horst", 5.0, 0.01)]
+
+    several = dataclasses.replace(tiny_table1(tmp_path), optimizers=("ham",), ham_betas=(0.0, 0.01))
+    rows = RECIPES["table1"].run(several).rows
+    assert [row["beta"] for row in rows] == [0.0, 0.01]
+    assert len(list(tmp_path.glob("ham-*"))) == 2, "each has a folder of its own"
 
 
 def test_the_phases_of_a_resumed_run_are_those_of_one_never_stopped(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ class Optimization:
         mirror: Which tensors get the mirror step (or the L1 penalty); the paper does not say.
         no_mirror: Kinds of tensors, or patterns of names, that get none after all, such as ``embedding``.
         alpha, beta: HORST's, alone and over Muon; alpha is the hyperbolic map's too. ``auto`` is HORST's own rule.
-        ham_alpha, ham_beta: HAM's; its public defaults are 200 and 1e-3, the paper reports the best of three betas.
+        ham_alpha, ham_beta: HAM's; its public defaults are 200 and 1e-3.
         muon_lr_ratio: Muon's learning rate for the matrices in the blocks, as a multiple of ``lr``, which the rest gets
             from Adam. Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with
             like.
@@ -116,14 +116,15 @@ class Optimization:
         return {field: value for field, value in dataclasses.asdict(self).items() if field not in others}
 
     def label(self, name: Name) -> str:
-        """The contender's alpha for the name of a folder.
+        """The contender's strength for the name of a folder.
 
         Example:
-            >>> Optimization().label("horst"), Optimization(alpha="auto").label("horst")
-            ('alpha5', 'alphaauto')
+            >>> Optimization().label("horst"), Optimization(alpha="auto", beta=0.01).label("horst")
+            ('alpha5', 'alphaauto-beta0.01')
         """
-        alpha, _ = self.strength(name)
-        return f"alpha{alpha}" if isinstance(alpha, str) else f"alpha{alpha:g}"
+        alpha, beta = self.strength(name)
+        label = f"alpha{alpha}" if isinstance(alpha, str) else f"alpha{alpha:g}"
+        return f"{label}-beta{beta:g}" if beta else label
 
     def groups(self, model: nn.Module, name: Name) -> ParamGroups:
         """The contender's parameter groups."""
