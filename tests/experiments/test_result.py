@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import socket
+import subprocess
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_another_schema_is_refused(tmp_path):
 
 def test_the_environment_names_versions_and_no_place():
     found = environment()
-    assert set(found) >= {"commit", "torch", "device", "torch_threads"}
+    assert set(found) >= {"commit", "horst", "torch", "numpy", "timm", "device", "torch_threads"}
     text = json.dumps(found)
     assert socket.gethostname() not in text
     assert str(pathlib.Path.home()) not in text
@@ -66,6 +67,46 @@ def test_the_commit_is_unknown_outside_git(monkeypatch):
         raise FileNotFoundError("git")
 
     monkeypatch.setattr(result_module.subprocess, "run", missing)
+    assert environment()["commit"] == "unknown"
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with this package in it, and git in it."""
+    monkeypatch.delenv("HORST_COMMIT", raising=False)
+    for name in ("src/horst/experiments/result.py", "results/table.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("1\n")
+
+    def git(*words):
+        given = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false", *words]
+        return subprocess.run(["git", *given], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    monkeypatch.setattr(result_module, "__file__", str(tmp_path / "src/horst/experiments/result.py"))
+    return tmp_path, git("rev-parse", "HEAD")
+
+
+def test_the_commit_tells_of_changed_code(repository, monkeypatch):
+    root, head = repository
+    assert environment()["commit"] == head
+    (root / "results/table.json").write_text("2\n")  # as the run before this one has left it
+    (root / "src/horst/new.py").write_text("2\n")
+    assert environment()["commit"] == head
+    (root / "src/horst/experiments/result.py").write_text("2\n")
+    assert environment()["commit"] == f"{head}-dirty"
+    monkeypatch.setenv("HORST_COMMIT", "given")
+    assert environment()["commit"] == "given"
+
+
+def test_the_commit_of_a_repository_around_the_package_is_not_its_own(repository, monkeypatch):
+    root, _ = repository
+    installed = root / ".venv/lib/python3/site-packages/horst/experiments/result.py"
+    installed.parent.mkdir(parents=True)
+    installed.write_text("1\n")
+    monkeypatch.setattr(result_module, "__file__", str(installed))
     assert environment()["commit"] == "unknown"
 
 

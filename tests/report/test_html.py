@@ -16,7 +16,7 @@ from horst.report import html, paper
 from horst.report.figure_svg import DARK_GROUND, DARK_INK, contrast, inline, on_dark
 from horst.report.figures import new_figure
 from horst.report.sections import KINDS
-from horst.report.tables import markdown, parse
+from horst.report.tables import markdown, parse, short_commit
 from horst.report.transformer_figures import phases_and_overlap
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -231,7 +231,7 @@ def test_table_6_has_ours_the_papers_the_setting_the_notes_and_the_environment(t
     assert "Setting: toys." in page.texts("p")
     assert "Pruned by magnitude, HORST's mean perplexity is below AdamW's dense, at 50%, at 70%." in page.texts("p")
     assert "Ours is smaller." in page.texts("li")
-    assert {environment()["torch"], environment()["commit"][:20]} <= set(cells)
+    assert {environment()["torch"], short_commit(environment()["commit"])} <= set(cells)
 
 
 def test_the_summary_says_where_horst_is_behind(tmp_path):

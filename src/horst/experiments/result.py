@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import os
@@ -16,11 +17,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from horst import __version__
 from horst.extras import load_extra
 
 SCHEMA_VERSION = 1
 ConfigT = TypeVar("ConfigT")
 Origin = Mapping[str, Any]
+_PACKAGES = ("numpy", "triton", "timm")  # where installed, beside torch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,11 +78,17 @@ class Result:
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """Where a number comes from: commit, versions, device, threads. No paths and no host names."""
+    """Where a number comes from: commit, versions, device, threads. No paths and no host names.
+
+    The commit ends in ``-dirty`` where code was changed after it, and is ``"unknown"`` where the package does not run
+    from its repository; ``HORST_COMMIT`` in the environment names it instead.
+    """
     return {
         "commit": _commit(),
+        "horst": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **{package: version for package in _PACKAGES if (version := _version(package))},
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
@@ -168,18 +177,28 @@ def command_line(config: Callable[..., ConfigT], run: Callable[[ConfigT], Result
 def _commit() -> str:
     if "HORST_COMMIT" in os.environ:  # for machines that get the files without their history
         return os.environ["HORST_COMMIT"]
+    here = pathlib.Path(__file__).resolve()
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=pathlib.Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        root = pathlib.Path(_git("rev-parse", "--show-toplevel", at=here.parent))
+        if not (root / "src/horst/experiments" / here.name).samefile(here):
+            return "unknown"  # installed into an environment that lies in some repository
+        # What is no code, such as results, changes while one run follows the other.
+        changed = _git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", "*.py", at=root)
+        return _git("rev-parse", "HEAD", at=root) + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return found.stdout.strip()
+
+
+def _git(*words: str, at: pathlib.Path) -> str:
+    done = subprocess.run(["git", *words], cwd=at, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def plain(value: Any) -> Any:

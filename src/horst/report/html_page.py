@@ -10,7 +10,7 @@ from html import escape
 
 from horst.report.document import Figure, Section, Table
 from horst.report.figure_svg import DARK_GROUND, DARK_INK, dark_variables, inline
-from horst.report.tables import origin
+from horst.report.tables import origin, short_commit
 
 TITLE = "horst: results"
 LEDE = (
@@ -113,12 +113,13 @@ and Burkholz, <cite>HORST: Composing Optimizer Geometries for Sparse Transformer
 
 def environment_table(sections: Sequence[Section]) -> Table:
     """A line a file: on what, with which versions, for how long."""
-    keys = ("device", "cores", "torch_threads", "python", "torch", "commit")
+    keys = ("device", "cores", "torch_threads", "python", "torch")
     lines = [
         [
             path.name,
             result.experiment,
             *(str(result.environment.get(key, ""))[:20] for key in keys),
+            short_commit(str(result.environment.get("commit", ""))),
             f"{result.seconds:.0f}",
         ]
         for section in sections

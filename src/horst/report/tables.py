@@ -54,10 +54,20 @@ def number(value: float | str | None, spec: str, none: str = "n/a") -> str:
     return value if isinstance(value, str) else format(value, spec)
 
 
+def short_commit(commit: str) -> str:
+    """A commit as a line shows it: twelve digits, and whether code was changed after it.
+
+    Example:
+        >>> short_commit("0123456789abcdef-dirty"), short_commit("unknown")
+        ('0123456789ab-dirty', 'unknown')
+    """
+    return commit[:12] + "-dirty" * commit.endswith("-dirty")
+
+
 def origin(path: str, result: Result) -> str:
     """Where a table's numbers come from, in one line."""
     where = result.environment
-    commit = where["commit"][:12]
+    commit = short_commit(where["commit"])
     return f"`{path}`: {result.seconds:.0f} s on {where['device']}, torch {where['torch']}, commit {commit}."
 
 
@@ -74,7 +84,7 @@ def origins(paths: Sequence[str], results: Sequence[Result]) -> str:
         if len(found) == 1:
             paragraphs.append(origin(*found[0]))
             continue
-        commits = [result.environment["commit"][:12] for _, result in found]
+        commits = [short_commit(result.environment["commit"]) for _, result in found]
         alike = len(set(commits)) == 1
         cost = f"{sum(result.seconds for _, result in found):.0f} s on {device}, torch {torch}"
         if len(found) > FOLDED:
