@@ -19,9 +19,10 @@ from horst.experiments.result import Result
 from horst.experiments.weight_histogram import weight_histogram
 from horst.models.deit import DeiTConfig, build_deit
 from horst.models.gpt2 import GPT2
+from horst.report import html
 from horst.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
-from horst.report.transformer_tables import acdc_table, one_shot_table, paper_acdc_table, speed_table
-from horst.training import Interrupted
+from horst.report.transformer_tables import acdc_table, methods_table, one_shot_table, paper_acdc_table, speed_table
+from horst.training import Interrupted, NonFiniteLoss
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +208,70 @@ def test_contenders_share_everything_but_the_mirror_step():
     assert {group["weight_decay"] for group in everything.param_groups} == {0.1}
     with pytest.raises(ValueError, match=r"optimizers must be among adamw, adamw-held, ham, horst, .* got 'sgd'"):
         Optimization().make(model, "sgd")
+
+
+def breaking(original, broken="adamw"):
+    """A training of which one contender's loss is not finite."""
+
+    def train(config, optimizer, *rest):
+        if optimizer == broken:
+            raise NonFiniteLoss("the loss is nan at step 3; all was finite until step 2. There is no checkpoint yet.")
+        return original(config, optimizer, *rest)
+
+    return train
+
+
+def test_a_language_model_that_breaks_down_leaves_the_others_their_table(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        table6_gpt2_one_shot, "train_language_model", breaking(table6_gpt2_one_shot.train_language_model)
+    )
+    config = tiny_table6(tokens, tmp_path / "runs", optimizers=("adamw", "horst"))
+    result = RECIPES["table6"].run(config)
+    broken, whole = result.rows[:2], result.rows[2:]
+    assert [(row["method"], row["sparsity"], row["perplexity"]) for row in broken] == [
+        ("dense", 0.0, None),
+        ("magnitude", 0.5, None),
+    ]
+    assert {row["broke_down"] for row in broken} == {"the loss is nan at step 3"}
+    assert all(row["perplexity"] > 1 and "broke_down" not in row for row in whole)
+    assert RECIPES["table6"].run(config).rows == result.rows
+    file = result.save(tmp_path / "table6.json")
+    loaded = Result.load(file)
+    for table in (one_shot_table, methods_table):
+        assert "| broke down | broke down |" in table([loaded])
+    page = html.build([file], tmp_path / "report.html").read_text()
+    assert "broke down" in page
+    assert "AdamW broke down." in page
+
+
+def test_a_vision_model_that_breaks_down_leaves_the_others_their_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        table1_deit_acdc, "train_sparse_vision_model", breaking(table1_deit_acdc.train_sparse_vision_model)
+    )
+    config = dataclasses.replace(tiny_table1(tmp_path / "runs"), optimizers=("adamw", "horst"), sparsities=(0.0, 0.5))
+    result = RECIPES["table1"].run(config)
+    assert [(row["optimizer"], row["top1"] is None, row.get("broke_down")) for row in result.rows] == [
+        ("adamw", True, "the loss is nan at step 3"),
+        ("horst", False, None),
+    ] * 2
+    assert [run["optimizer"] for run in result.curves["phases"]] == ["horst", "horst"]
+    assert list(result.curves["histograms"]["0.5"]) == ["horst"]
+    file = result.save(tmp_path / "table1.json")
+    assert "| broke down | broke down |" in acdc_table([Result.load(file)])
+    assert "broke down" in html.build([file], tmp_path / "report.html").read_text()
+
+
+def test_a_table_of_which_every_run_breaks_down_is_reported(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(table6_gpt2_one_shot, "train_language_model", breaking(None))
+    monkeypatch.setattr(table1_deit_acdc, "train_sparse_vision_model", breaking(None))
+    text = tiny_table6(tokens, tmp_path / "text", optimizers=("adamw",), seeds=(0, 1))
+    images = dataclasses.replace(tiny_table1(tmp_path / "images"), optimizers=("adamw",), sparsities=(0.0, 0.5))
+    files = [
+        RECIPES["table6"].run(text).save(tmp_path / "table6.json"),
+        RECIPES["table1"].run(images).save(tmp_path / "table1.json"),
+    ]
+    page = html.build(files, tmp_path / "report.html").read_text()
+    assert "broke down (2 of 2)" in page
 
 
 def test_an_outcome_is_computed_once_for_a_config(tmp_path):

@@ -301,6 +301,18 @@ def test_the_quickstart_says_where_adamw_is_ahead(tmp_path):
     assert page.all("p", "partial") == []
 
 
+def test_a_quickstart_of_which_runs_broke_down_shows_the_others(tmp_path):
+    found = quickstart()
+    found.rows[:] = [
+        {**row, quality: None, "broke_down": "the loss is nan at step 3"} if row["optimizer"] == "adamw" else row
+        for row in found.rows
+        for quality in ["perplexity" if row["part"] == "language" else "top1"]
+    ]
+    text = built(tmp_path, found).texts("main")[0]
+    assert "broke down" in text
+    assert "No language model of both optimizers is done yet." in text
+
+
 @pytest.mark.parametrize(("gain", "verdict"), [(0.01, " (within the spread over seeds)."), (0.2, ".")])
 def test_a_difference_within_the_spread_is_called_so(tmp_path, gain, verdict):
     result = quickstart()

@@ -227,9 +227,7 @@ def run_point(
         try:
             found = one_shot.train_and_prune(config, point.optimizer, point.seed, where, world)
         except NonFiniteLoss as error:
-            levels = [("dense", 0.0), *((method, level) for method in point.methods for level in sparsities)]
-            why = {"perplexity": None, "broke_down": str(error).split(";")[0]}
-            return {"rows": [{"method": method, "sparsity": level, **why} for method, level in levels]}
+            return {"rows": one_shot.broken_levels(config, error)}
         return {"rows": [{**row, **found["spread"], "seconds": found["training"]["seconds"]} for row in found["rows"]]}
 
     settings = {

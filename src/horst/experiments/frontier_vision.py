@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
-from horst.experiments.outcomes import once
+from horst.experiments.outcomes import broken_down, once
 from horst.experiments.result import Origin, Result, command_line, timed
 from horst.experiments.vision_model import Method, VisionConfig, run_identity, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_spread
@@ -163,7 +163,7 @@ def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") ->
         try:
             return _train(point, where, world)
         except NonFiniteLoss as error:
-            return {"top1": None, "broke_down": str(error).split(";")[0]}
+            return {"top1": None, "loss": None, **broken_down(error)}
 
     settings = run_identity(point.run, point.optimizer, point.sparsity, point.seed, point.method)
     with processes(device) as world:

@@ -13,6 +13,7 @@ from typing import Any
 
 from horst.experiments.result import environment, plain
 from horst.optimizers import auto_alpha
+from horst.training import NonFiniteLoss
 from horst.training.distributed import on_every_rank, rank
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,17 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]],
         origin["seconds"] = round(time.perf_counter() - began, 3)
         saved = _of_rank_0(lambda: _write(path, {**key, "outcome": outcome, "origin": origin}))
     return {**saved["outcome"], "origin": saved["origin"]}
+
+
+def broken_down(error: NonFiniteLoss) -> dict[str, str]:
+    """What a row says of a run whose loss was not finite, in place of its numbers: a table goes on without them.
+
+    Example:
+        >>> broken_down(NonFiniteLoss("the loss is nan at step 50; all was finite until step 0."))
+        {'broke_down': 'the loss is nan at step 50'}
+    """
+    logger.warning("a run broke down: %s", error)
+    return {"broke_down": str(error).split(";")[0]}
 
 
 def _of_rank_0(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -184,7 +184,8 @@ def run(config: Config, progress: Callable[[str], None] = show) -> Result:
                 progress(f"    {_in_words(found['rows'])} ({time.perf_counter() - began:.0f} s)")
                 origins.append(found["origin"])
                 rows += [{"part": each.part, **row} for row in found["rows"]]
-                histograms[each.part].setdefault(each.optimizer, found["histogram"])
+                if "histogram" in found:  # not of a run that broke down
+                    histograms[each.part].setdefault(each.optimizer, found["histogram"])
                 done = number
         except (Interrupted, KeyboardInterrupt) as stop:
             if not rows:
@@ -262,7 +263,7 @@ def _vision_run(config: Config, lr: float, optimizer: Name, seed: int) -> Comput
 
     def compute(world: World) -> dict[str, Any]:
         found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
-        return {"rows": [found["row"]], "histogram": found["histogram"], "origin": found["origin"]}
+        return {**found, "rows": [found["row"]]}
 
     return compute
 
@@ -309,6 +310,8 @@ def _size(model: nn.Module) -> int:
 
 
 def _in_words(rows: list[dict[str, Any]]) -> str:
+    if "broke_down" in rows[0]:
+        return f"broke down: {rows[0]['broke_down']}"
     if "top1" in rows[0]:
         zeros = f"{rows[0]['zeros']:,} of {rows[0]['masked_weights']:,} weights zero"
         return f"{rows[0]['top1']:.1%} of the test images right, {zeros}"

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from horst.experiments.contenders import Name
-from horst.experiments.outcomes import once
+from horst.experiments.outcomes import broken_down, once
 from horst.experiments.result import Origin, Result, command_line, timed
 from horst.experiments.vision_model import VisionConfig, run_identity, train_sparse_vision_model
 from horst.experiments.weight_histogram import weight_histogram
 from horst.experiments.whole import whole_tensor
 from horst.sparsity.masks import check_sparsity
-from horst.training import World, processes
+from horst.training import NonFiniteLoss, World, processes
 
 NAME = "table1_deit_acdc"
 
@@ -72,9 +72,9 @@ def _body(
                 found = one_run(dataclasses.replace(config, run=run), optimizer, sparsity, seed, world)
                 origins.append(found["origin"])
                 rows.append(found["row"])
-                if "phases" in found:  # an outcome that an earlier version left has none
+                if "phases" in found:  # an outcome that an earlier version left has none, nor has one that broke down
                     phases.append(found["phases"])
-                if seed == config.seeds[0]:
+                if seed == config.seeds[0] and "histogram" in found:
                     histograms.setdefault(f"{sparsity:g}", {}).setdefault(optimizer, found["histogram"])
     run = config.run
     notes = [
@@ -96,13 +96,17 @@ def runs(config: Config, sparsity: float) -> Iterator[tuple[Name, VisionConfig]]
 
 
 def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: World) -> dict[str, Any]:
-    """Train one model to one sparsity."""
+    """Train one model to one sparsity; one that breaks down has a row without numbers, and nothing else."""
     lr, label = config.run.optimization.lr, config.run.optimization.label(optimizer)
     about = {**config.run.optimization.about(optimizer), "lr": lr, "sparsity": sparsity, "seed": seed}
     directory = config.directory / f"{optimizer}-{label}-lr{lr:g}-sparsity{sparsity:g}-seed{seed}"
 
     def compute() -> dict[str, Any]:
-        model, trained, masks = train_sparse_vision_model(config.run, optimizer, sparsity, seed, directory, world)
+        try:
+            model, trained, masks = train_sparse_vision_model(config.run, optimizer, sparsity, seed, directory, world)
+        except NonFiniteLoss as error:
+            nothing = dict.fromkeys(("top1", "top5", "images_per_second", "seconds"))
+            return {"row": {**about, **nothing, **broken_down(error)}}
         parameters = dict(model.named_parameters())
         phases = masks.pop("phases")
         names = masks.pop("masked_layers", [name for name in parameters if name.startswith("blocks.")])

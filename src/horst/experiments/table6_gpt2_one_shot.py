@@ -22,13 +22,13 @@ from horst.experiments.language_model import (
     run_identity,
     train_language_model,
 )
-from horst.experiments.outcomes import once
+from horst.experiments.outcomes import broken_down, once
 from horst.experiments.result import Origin, Result, command_line, timed
 from horst.experiments.weight_histogram import weight_histogram, weight_spread
 from horst.pruning import sweep
 from horst.sparsity import find_layers
 from horst.sparsity.masks import check_sparsity
-from horst.training import World, processes
+from horst.training import NonFiniteLoss, World, processes
 
 NAME = "table6_gpt2_one_shot"
 CALIBRATION_SEED = 90_000  # far from the seeds of the training order
@@ -89,7 +89,7 @@ def _body(
             origins.append(found["origin"])
             rows += found["rows"]
             curves["training"].append(found["training"])
-            if seed == config.seeds[0]:
+            if seed == config.seeds[0] and "histogram" in found:
                 curves["histograms"][optimizer] = found["histogram"]
     run = config.run
     notes = [
@@ -100,7 +100,10 @@ def _body(
 
 
 def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
-    """Train one model and prune it at every level, unless that was done before."""
+    """Train one model and prune it at every level, unless that was done before; see :func:`train_and_prune`.
+
+    One that breaks down has rows without numbers, and no histogram.
+    """
     optimization = config.run.optimization
     directory = config.directory / f"{optimizer}-{optimization.label(optimizer)}-lr{optimization.lr:g}-seed{seed}"
     settings = {
@@ -109,9 +112,23 @@ def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[st
     }
 
     def compute() -> dict[str, Any]:
-        return train_and_prune(config, optimizer, seed, directory, world)
+        try:
+            return train_and_prune(config, optimizer, seed, directory, world)
+        except NonFiniteLoss as error:
+            about = {**config.run.optimization.about(optimizer), "seed": seed}
+            return {
+                "rows": [{**about, **level} for level in broken_levels(config, error)],
+                "training": {**about, "tokens_per_second": None, "seconds": None, "steps": None},
+            }
 
     return once(directory / "outcome.json", settings, compute, str(world.device))
+
+
+def broken_levels(config: Config, error: NonFiniteLoss) -> list[dict[str, Any]]:
+    """The levels of a model that broke down in training: none has numbers."""
+    levels = [("dense", 0.0), *((method, level) for method in config.methods for level in config.sparsities)]
+    why = {"loss": None, "perplexity": None, **broken_down(error)}
+    return [{"method": method, "sparsity": level, **why} for method, level in levels]
 
 
 def train_and_prune(

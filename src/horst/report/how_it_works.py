@@ -15,7 +15,7 @@ from horst.operators import L1, L2, LInf, Norm, Steepest
 from horst.report.figures import figure3, new_figure
 from horst.report.tables import markdown
 from horst.report.transformer_figures import COLOURS
-from horst.report.transformer_tables import LABELS
+from horst.report.transformer_tables import LABELS, spread
 
 ALPHA = 5.0  # the paper's
 _GRADIENT = (1.0, 0.4)
@@ -128,7 +128,7 @@ def pruned_squares_table(results: Sequence[Result]) -> str:
         lines.append([f"{LABELS[name]}, squares removed", *(f"{_at(points, level):.1%}" for level in levels)])
     for name in ("adamw", "horst"):
         own = {row["sparsity"]: row["perplexity"] for row in rows if row["optimizer"] == name}
-        lines.append([f"{LABELS[name]}, perplexity", *(f"{own[level]:.2f}" for level in levels)])
+        lines.append([f"{LABELS[name]}, perplexity", *(spread([own[level]], ".2f") for level in levels)])
     return markdown(["smallest weights pruned", *(f"{level:.0%}" for level in levels)], lines)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.report.tables import markdown
-from horst.report.transformer_tables import LABELS, contender, spread
+from horst.report.transformer_tables import LABELS, contender, finite, percent, spread
 
 Row = dict[str, Any]
 Pairs = dict[Any, tuple[list[float], list[float]]]  # AdamW's and another's numbers, by what sets them apart
@@ -41,7 +41,7 @@ def vision_table(results: Sequence[Result]) -> str:
     rows = rows_of(results[0], "vision")
     rates = list(dict.fromkeys(row["lr"] for row in rows))
     cells = {
-        name: [[100 * row["top1"] for row in own if row["lr"] == lr] for lr in rates]
+        name: [[percent(row["top1"]) for row in own if row["lr"] == lr] for lr in rates]
         for name, own in _by_contender(rows).items()
     }
     lines = [[name, *(spread(v, ".1f") if v else "" for v in values)] for name, values in cells.items()]
@@ -110,11 +110,15 @@ def _accuracies(result: Result) -> Pairs:
 
 
 def _pairs(rows: list[Row], key: str, quality: str, other: str) -> Pairs:
-    """By ``key``: the quality of AdamW and of another, for the seeds that both have."""
+    """By ``key``: the quality of AdamW and of another, for the seeds that both have and with which none broke down."""
     found: Pairs = {}
     for value in sorted({row[key] for row in rows}):
         adamw, own = (
-            {row["seed"]: row[quality] for row in rows if row[key] == value and row["optimizer"] == name}
+            {
+                row["seed"]: row[quality]
+                for row in rows
+                if row[key] == value and row["optimizer"] == name and finite([row[quality]])
+            }
             for name in ("adamw", other)
         )
         seeds = sorted(set(adamw) & set(own))

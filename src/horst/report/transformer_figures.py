@@ -9,7 +9,7 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.report.figures import new_figure
-from horst.report.transformer_tables import LABELS, contender
+from horst.report.transformer_tables import LABELS, contender, finite
 
 COLOURS = {
     "adamw": "#0072B2",
@@ -34,8 +34,12 @@ def quality_against_sparsity(results: Sequence[Result], quality: str = "perplexi
     names = list(dict.fromkeys(contender(row) for row in rows))
     for name in names:
         own = [row for row in rows if contender(row) == name]
-        levels = sorted({row["sparsity"] for row in own})
-        found = [[row[quality] for row in own if row["sparsity"] == level] for level in levels]
+        measured = {
+            level: finite([row[quality] for row in own if row["sparsity"] == level])
+            for level in sorted({row["sparsity"] for row in own})
+        }
+        levels = [level for level in measured if measured[level]]
+        found = [measured[level] for level in levels]
         optimizer = own[0]["optimizer"]
         style = STYLES[[n for n in names if n.startswith(LABELS[optimizer])].index(name)]
         colour = COLOURS[optimizer]

@@ -18,7 +18,17 @@ from horst.report.transformer_figures import (
     quality_against_sparsity,
     weight_distributions,
 )
-from horst.report.transformer_tables import LABELS, contender, methods_table, one_shot_table, speed_table, spread
+from horst.report.transformer_tables import (
+    LABELS,
+    Value,
+    contender,
+    finite,
+    methods_table,
+    one_shot_table,
+    percent,
+    speed_table,
+    spread,
+)
 
 SPREAD = "± is the standard deviation over seeds; a number without it comes from one seed."
 BAND = "A band reaches from the worst to the best seed."
@@ -39,13 +49,15 @@ def one_shot(results: Sequence[Result]) -> Content:
             table.lines[-1:-1] = _differences(changes, sorted({row["sparsity"] for row in rows}))
     else:
         table = Table.of(caption, methods_table(results))
+    figures = [_perplexities(results, method) for method in methods]
+    if histograms := _histograms(results):  # there are none if all runs broke down
+        figures.append(
+            _weights("weights", "Figure 8: the weights of the blocks before pruning, first seed", histograms)
+        )
     return Content(
         summary=[_language_words(changes)],
         tables=[table, Table.of("What training cost", speed_table(results))],
-        figures=[
-            *(_perplexities(results, method) for method in methods),
-            _weights("weights", "Figure 8: the weights of the blocks before pruning, first seed", _histograms(results)),
-        ],
+        figures=figures,
     )
 
 
@@ -152,7 +164,7 @@ def acdc_comparison(results: Sequence[Result]) -> str:
         own = [row for row in rows if row["optimizer"] == optimizer]
         for name, lr in dict.fromkeys((contender(row), row["lr"]) for row in own):
             same = [row for row in own if (contender(row), row["lr"]) == (name, lr)]
-            cells = [[100 * row["top1"] for row in same if row["sparsity"] == level] for level in levels]
+            cells = [[percent(row["top1"]) for row in same if row["sparsity"] == level] for level in levels]
             lines.append([name, f"{lr:g}", *(spread(values, ".2f") if values else "" for values in cells)])
         if any(level in theirs.get(optimizer, {}) for level in levels):
             numbers = [theirs[optimizer].get(level, "") for level in levels]
@@ -167,14 +179,13 @@ def accuracy_by_rate(rows: Sequence[Mapping[str, Any]]) -> Any:
     names = list(dict.fromkeys(row["optimizer"] for row in rows))
     figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
     for i, name in enumerate(names):
+        axes.plot([], [], "o", color=COLOURS[name], alpha=0.7, label=LABELS[name])  # for the legend
         for j, lr in enumerate(rates):
-            values = [100 * row["top1"] for row in rows if row["optimizer"] == name and row["lr"] == lr]
+            values = finite([percent(row["top1"]) for row in rows if row["optimizer"] == name and row["lr"] == lr])
             if values:
                 x, colour = j + 0.3 * (i - (len(names) - 1) / 2), COLOURS[name]
                 axes.hlines(statistics.mean(values), x - 0.1, x + 0.1, color=colour, linewidth=2.5)
-                axes.plot(
-                    [x] * len(values), values, "o", color=colour, alpha=0.7, label=LABELS[name] if not j else None
-                )
+                axes.plot([x] * len(values), values, "o", color=colour, alpha=0.7)
     axes.set_xticks(range(len(rates)), [f"{lr:g}" for lr in rates])
     axes.set_xlim(-0.5, len(rates) - 0.5)
     axes.set_xlabel("learning rate")
@@ -257,7 +268,7 @@ def _paper_accuracies(result: Result) -> dict[str, dict[float, str]]:
 def _language_words(changes: Mapping[float, float]) -> str:
     """At which levels HORST is ahead, and at which it is not."""
     if not changes:
-        return "AdamW and HORST are not both in these results."
+        return "These results do not have numbers of both AdamW and HORST."
     ahead = [_at(level) for level, change in changes.items() if change < 0]
     behind = [_at(level) for level, change in changes.items() if change >= 0]
     parts = [f"below AdamW's {', '.join(ahead)}"] * bool(ahead) + [f"not below it {', '.join(behind)}"] * bool(behind)
@@ -293,18 +304,20 @@ def _vision_words(rows: Sequence[Mapping[str, Any]]) -> str:
             points = 100 * (means["horst"][level] - means["adamw"][level])
             parts.append(f"{points:+.2f} {_at(level)} (learning rate {lr:g})")
     if not parts:
-        return "AdamW and HORST are not both in these results."
+        return "These results do not have numbers of both AdamW and HORST."
     return f"HORST's accuracy less AdamW's, in points: {'; '.join(parts)}."
 
 
 def _means(rows: Sequence[Mapping[str, Any]], quality: str) -> dict[str, dict[float, float]]:
-    """By optimizer and sparsity; of several strengths of one optimizer, the first."""
-    found: dict[str, dict[float, list[float]]] = {}
+    """By optimizer and sparsity; of several strengths of one optimizer, the first. Nothing where a run broke down."""
+    found: dict[str, dict[float, list[Value]]] = {}
     strengths: dict[str, str] = {}
     for row in rows:
         if strengths.setdefault(row["optimizer"], contender(row)) == contender(row):
             found.setdefault(row["optimizer"], {}).setdefault(row["sparsity"], []).append(row[quality])
-    return {name: {k: statistics.mean(v) for k, v in levels.items()} for name, levels in found.items()}
+    return {
+        name: {k: statistics.mean(finite(v)) for k, v in levels.items() if finite(v)} for name, levels in found.items()
+    }
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], quality: str) -> str:
@@ -312,6 +325,9 @@ def _curves(rows: Sequence[Mapping[str, Any]], quality: str) -> str:
     words = []
     for name in dict.fromkeys(contender(row) for row in rows):
         (means,) = _means([row for row in rows if contender(row) == name], quality).values()
+        if not means:
+            words.append(f"{name} broke down.")
+            continue
         first, last = min(means), max(means)
         words.append(f"{name}: {means[first]:.2f} at {first:.0%}, {means[last]:.2f} at {last:.0%}.")
     return " ".join(words)
@@ -322,4 +338,4 @@ def _with_rows(result: Result, rows: list[dict[str, Any]]) -> Result:
 
 
 def _in_percent(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{**row, "accuracy in %": 100 * row["top1"]} for row in rows]
+    return [{**row, "accuracy in %": percent(row["top1"])} for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,13 +43,37 @@ def contender(row: Mapping[str, Any]) -> str:
     return label + (f", threshold {row['threshold']:g}" if "threshold" in row else "")
 
 
-def spread(values: Sequence[float], spec: str) -> str:
+Value = float | str | None  # none of a run that broke down; a file holds infinity as a string
+
+
+def finite(values: Sequence[Value]) -> list[float]:
+    """The numbers, if every run has one; else none, since the mean of the others would be another's.
+
+    Example:
+        >>> finite([1.0, 2.0]), finite([1.0, None])
+        ([1.0, 2.0], [])
+    """
+    numbers = [float(value) for value in values if value is not None]
+    return numbers if len(numbers) == len(values) and all(map(math.isfinite, numbers)) else []
+
+
+def percent(share: float | None) -> float | None:
+    """A share in per cent; none of a run that broke down."""
+    return None if share is None else 100 * share
+
+
+def spread(given: Sequence[Value], spec: str) -> str:
     """Mean, and over several seeds the standard deviation.
 
     Example:
-        >>> spread([1.0], ".1f"), spread([1.0, 3.0], ".1f")
-        ('1.0', '2.0 ± 1.4')
+        >>> spread([1.0], ".1f"), spread([1.0, 3.0], ".1f"), spread([1.0, None], ".1f")
+        ('1.0', '2.0 ± 1.4', 'broke down (1 of 2)')
     """
+    if broken := sum(value is None for value in given):
+        return "broke down" + (f" ({broken} of {len(given)})" if len(given) > 1 else "")
+    values = finite(given)
+    if not values:
+        return "inf"
     mean = format(statistics.mean(values), spec)
     return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), spec)}"
 
@@ -105,8 +130,9 @@ def one_shot_table(results: Sequence[Result], method: str = "magnitude") -> str:
             shown.add(key[0])
             words = [f"*{theirs[level]:.2f}*" if level in theirs else "" for level in levels]
             lines.append(["*the paper's*", *("" for _ in columns), *words])
-    share = {row["sparsity"]: row["sparsity_of_all_weights"] for row in rows}
-    lines.append(["zeros among all weights", *("" for _ in columns), *(f"{share[level]:.1%}" for level in levels)])
+    share = {row["sparsity"]: row["sparsity_of_all_weights"] for row in rows if "broke_down" not in row}
+    shares = [number(share.get(level), ".1%", none="") for level in levels]
+    lines.append(["zeros among all weights", *("" for _ in columns), *shares])
     return markdown(["perplexity", *columns, *_titles(levels)], lines)
 
 
@@ -152,7 +178,7 @@ def acdc_table(results: Sequence[Result]) -> str:
     levels = sorted({row["sparsity"] for rows in runs.values() for row in rows})
     lines = []
     for key, own in runs.items():
-        cells = [[100 * row["top1"] for row in own if row["sparsity"] == level] for level in levels]
+        cells = [[percent(row["top1"]) for row in own if row["sparsity"] == level] for level in levels]
         words = [spread(values, ".2f") if values else "" for values in cells]
         lines.append([key[0], *(key[i] for i in columns.values()), *words])
     return markdown(["accuracy in %", *columns, *_titles(levels)], lines)
@@ -177,7 +203,7 @@ def speed_table(results: Sequence[Result]) -> str:
         for row in result.curves.get("training", result.rows):
             unit = "tokens" if "tokens_per_second" in row else "images"
             rate = number(row[f"{unit}_per_second"], ",.0f")  # none in runs too short to measure
-            lines.append([contender(row), str(row["seed"]), f"{rate} {unit}", f"{row['seconds']:.0f}"])
+            lines.append([contender(row), str(row["seed"]), f"{rate} {unit}", number(row["seconds"], ".0f")])
     return markdown(["optimizer", "seed", "a second", "seconds"], lines)
 
 
