@@ -31,6 +31,7 @@ from horst.training.evaluate import Precision
 Dataset = Literal["imagenet", "cifar10", "digits", "npz"]
 Method = Literal["acdc", "gmp", "rigl"]
 Source = ImageArrays | ImageNet
+CENTRE = 0.875  # of an ImageNet image's short side is evaluated on: 224 of 256 pixels
 WARMUP = 0.1  # share of the steps, for schedule="cosine"
 
 
@@ -42,7 +43,7 @@ class VisionConfig:
         dataset: What ``data`` holds. Digits come with scikit-learn and need no data.
         data: ImageNet's folder with ``train`` and ``val`` (class folders or tar shards), the folder of CIFAR-10's
             binary files, or an ``.npz`` file.
-        model: Its shape.
+        model: Its shape, which must be that of the data; ImageNet's images are cut to its size.
         optimization: The optimizers' settings. The paper's code decays all tensors.
         epochs: Of training.
         batch_size: Images a step, over all processes.
@@ -90,7 +91,12 @@ class VisionConfig:
 
 
 def open_source(config: VisionConfig, seed: int, world: World) -> Source:
-    """The training and test images, as batches of this process."""
+    """The training and test images, as batches of this process.
+
+    Raises:
+        ValueError: The model is not for such images.
+    """
+    size = config.model.image_size
     mixes = config.mixup or config.cutmix or config.smoothing
     common: dict[str, Any] = {
         "batch_size": config.batch_size,
@@ -101,8 +107,25 @@ def open_source(config: VisionConfig, seed: int, world: World) -> Source:
         "mixing": Mixing(mixup=config.mixup, cutmix=config.cutmix, label_smoothing=config.smoothing) if mixes else None,
     }
     if config.dataset == "imagenet":
-        return ImageNet(config.data, workers=config.workers, **common)
-    return ImageArrays(_read_arrays(config), padding=config.padding, flip=config.flip, **common)
+        resize = int(size / CENTRE)
+        source = ImageNet(config.data, image_size=size, resize=resize, workers=config.workers, **common)
+        _check_fit(config, {"classes": source.classes, "channels": 3})
+        return source
+    data = _read_arrays(config)
+    _, height, width, channels = data.images.shape
+    if height != width:
+        raise ValueError(f"the images of {config.dataset} are {height} x {width} pixels; the models are for squares.")
+    _check_fit(config, {"classes": data.classes, "channels": channels, "image_size": height})
+    return ImageArrays(data, padding=config.padding, flip=config.flip, **common)
+
+
+def _check_fit(config: VisionConfig, data: Mapping[str, int]) -> None:
+    """Refuse a model that is for other images, before it is trained."""
+    wrong = {name: value for name, value in data.items() if getattr(config.model, name) != value}
+    if wrong:
+        words = [f"{name} is {wrong[name]} in the data, {getattr(config.model, name)} in the model" for name in wrong]
+        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in wrong.items())
+        raise ValueError(f"the model does not fit {config.dataset}: {'; '.join(words)}. Use {options}.")
 
 
 def _read_arrays(config: VisionConfig) -> ImageData:
@@ -141,9 +164,9 @@ def train_sparse_vision_model(
         ``records``, one for each change of masks (:func:`phase_records`), and ``accuracy``, one for each evaluation.
     """
     about = run_identity(config, optimizer, sparsity, seed, method)
+    source = open_source(config, seed, world)
     torch.manual_seed(seed)
     model = parallelize(build_deit(config.model), config.parallel, world.device)
-    source = open_source(config, seed, world)
     steps = config.epochs * source.steps_per_epoch
     contender = config.optimization.make(model, optimizer)
     task = Task(
