@@ -69,6 +69,53 @@ def test_a_run_of_table_1_is_evaluated_to_the_same_accuracy(horst):
     assert horst("eval", "pruned", "--data", "digits", "--json").json["zeros"] > found["zeros"]
 
 
+@pytest.fixture
+def reported(monkeypatch):
+    """What is reported to Weights & Biases."""
+    found = types.SimpleNamespace(projects=[], numbers=[])
+
+    def init(project, **_):
+        found.projects.append(project)
+        return types.SimpleNamespace(
+            id="1", log=lambda numbers, step: found.numbers.append(numbers), finish=lambda: None
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    return found
+
+
+LOOP = ["--accumulate", 2, "--ema-decay", 0.5, "--keep-checkpoints", 1, "--tensorboard", "--wandb", "mine"]
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_language_recipe_takes_what_the_loop_can_do(horst, reported):
+    words = ["--optimizers", "horst", "--directory", "runs/mine", "--checkpoint-every", 2, "--log-every", 1]
+    ran = horst("run", "table6", *TINY, *words, *LOOP)
+    assert ran.code == 0, ran.err
+    dense, half = ran.json
+    assert dense["ema_perplexity"] != dense["perplexity"]
+    assert "ema_perplexity" not in half
+    _check_loop(reported, steps=4)
+
+
+def test_a_vision_recipe_takes_what_the_loop_can_do(horst, reported):
+    words = ["--epochs", 2, "--depth", 1, "--width", 8, "--heads", 2, "--directory", "runs/mine"]
+    words += ["--checkpoint-every", 1, "--log-every", 1, "--optimizers", "adamw", "--sparsities", 0, "--json"]
+    ran = horst("run", "table1", "--scale", "cpu", *words, *LOOP)
+    assert ran.code == 0, ran.err
+    assert ran.json[0]["ema_top1"] >= 0
+    _check_loop(reported, steps=42)
+
+
+def _check_loop(reported, steps):
+    (directory,) = pathlib.Path("runs/mine").iterdir()
+    assert len(checkpoint.complete(directory / "checkpoints")) == 1
+    assert list((directory / "tensorboard").iterdir())
+    assert reported.projects == ["mine"]
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert sum("loss" in line for line in lines) == sum("loss" in line for line in reported.numbers) == steps
+
+
 @pytest.mark.usefixtures("tokens")
 def test_a_run_of_spred_is_read_from_the_factors_in_its_checkpoint(horst):
     ran = horst("run", "table6", *TINY, "--optimizers", "spred", "--directory", "runs/mine")

@@ -12,10 +12,12 @@ import torch
 from horst.data.tokenization import tokenize
 from horst.experiments import identity, table1_deit_acdc, table6_gpt2_one_shot
 from horst.experiments.contenders import STRENGTHS, Name, Optimization
+from horst.experiments.language_model import LanguageConfig
 from horst.experiments.recipes import RECIPES
+from horst.experiments.vision_model import VisionConfig
 from horst.models.deit import DeiTConfig
 from horst.models.gpt2 import GPT2, GPT2Config
-from horst.training import CheckpointError
+from horst.training import CheckpointError, LoopConfig
 
 
 def changed(config, **changes):
@@ -173,3 +175,17 @@ def test_a_table_with_another_alpha_keeps_adamws_runs(tmp_path, monkeypatch):
     config = changed(config, optimization=dataclasses.replace(config.run.optimization, alpha=20.0))
     monkeypatch.setattr(table1_deit_acdc, "train_sparse_vision_model", lambda *_: pytest.fail("trained again"))
     assert table1_deit_acdc.run(config).rows == rows
+
+
+def test_the_fields_that_do_not_decide_are_fields():
+    kinds = (LanguageConfig, VisionConfig, GPT2Config, DeiTConfig)
+    assert set(identity.HOW) <= {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def test_what_the_loop_can_do_a_recipe_can_ask_for():
+    for kind, own in ((LanguageConfig, {"schedule"}), (VisionConfig, {"steps"})):
+        fields = {field.name: field for field in dataclasses.fields(kind)}
+        for field in dataclasses.fields(LoopConfig):
+            assert field.name in own or field.name in fields
+        for name in ("accumulate", "ema_decay", "keep_checkpoints", "tensorboard", "wandb"):
+            assert fields[name].default == getattr(LoopConfig, name)

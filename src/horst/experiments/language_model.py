@@ -40,11 +40,16 @@ class LanguageConfig:
         precision: bf16 computes under autocast, weights stay float32.
         compile: Whether to compile the model; auto does on a GPU.
         parallel: With torchrun: whole copies (ddp) or shards (fsdp).
+        accumulate: Split each process's batch into so many parts, one after the other: less memory, the same gradient.
+        ema_decay: Of an average of the weights, evaluated beside them and not pruned; none keeps none.
         eval_batch_size: Sequences at a time when evaluating.
         eval_batches: So many batches of the validation file are evaluated on, from its beginning; none is all of it.
         eval_every: Steps between evaluations; none evaluates at the end only.
         checkpoint_every: Steps between checkpoints; none writes one only when interrupted.
+        keep_checkpoints: How many stay.
         log_every: Steps between two lines of ``metrics.jsonl``.
+        tensorboard: Write to the folder ``tensorboard`` of each run too.
+        wandb: Project of Weights & Biases to report to.
         deterministic: Deterministic algorithms only: a resumed run on one GPU is then the same bit for bit.
     """
 
@@ -58,11 +63,16 @@ class LanguageConfig:
     precision: Precision = "bf16"
     compile: Compile = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
+    accumulate: int = 1
+    ema_decay: float | None = None
     eval_batch_size: int = 64
     eval_batches: int | None = None
     eval_every: int | None = None
     checkpoint_every: int | None = 1000
+    keep_checkpoints: int = 2
     log_every: int = 50
+    tensorboard: bool = False
+    wandb: str | None = None
     deterministic: bool = False
 
 
@@ -110,10 +120,15 @@ def train_language_model(
         schedule=OneCycle(warmup_steps=config.warmup_steps),
         precision=config.precision,
         compile=config.compile,
+        accumulate=config.accumulate,
         clip_norm=config.clip_norm,
+        ema_decay=config.ema_decay,
         eval_every=config.eval_every,
         log_every=config.log_every,
         checkpoint_every=config.checkpoint_every,
+        keep_checkpoints=config.keep_checkpoints,
+        tensorboard=config.tensorboard,
+        wandb=config.wandb,
         deterministic=config.deterministic,
     )
     result = train(task, config.optimization.make(model, optimizer), loop, directory=directory)

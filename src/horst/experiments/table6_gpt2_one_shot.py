@@ -144,6 +144,7 @@ def train_and_prune(
     model, trained = train_language_model(config.run, optimizer, seed, directory, world)
     needs_data = not set(config.methods) <= {"magnitude", "magnitude-global"}
     calibration = _calibration(config, seed, world) if needs_data else None
+    average = {key: value for key, value in trained.metrics.items() if key.startswith("ema_")}
     levels: list[dict[str, Any]] = []
     for asked in config.methods:
         method, _, suffix = asked.partition("-")
@@ -158,7 +159,7 @@ def train_and_prune(
             samples=config.calibration_samples,
         )
         # the dense model comes first, once
-        levels += [found[0]] if not levels else []
+        levels += [{**found[0], **average}] if not levels else []
         levels += [{**level, "method": asked} for level in found[1:]]
     weights = [layer.param for layer in find_layers(model, "blocks")]
     return {

@@ -58,9 +58,14 @@ class VisionConfig:
         precision: bf16 computes under autocast, weights stay float32.
         compile: Whether to compile the model; auto does on a GPU.
         parallel: With torchrun: whole copies (ddp) or shards (fsdp).
+        accumulate: Split each process's batch into so many parts, one after the other: less memory, the same gradient.
         ema_decay: Of an average of the weights, evaluated beside them; none keeps none.
         eval_every: Epochs between evaluations; none evaluates at the end only.
         checkpoint_every: Epochs between checkpoints; none writes one only when interrupted.
+        keep_checkpoints: How many stay.
+        log_every: Steps between two lines of ``metrics.jsonl``.
+        tensorboard: Write to the folder ``tensorboard`` of each run too.
+        wandb: Project of Weights & Biases to report to.
         workers: Processes that decode images, for ImageNet.
         deterministic: Deterministic algorithms only.
     """
@@ -83,9 +88,14 @@ class VisionConfig:
     precision: Precision = "bf16"
     compile: Compile = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"
+    accumulate: int = 1
     ema_decay: float | None = None
     eval_every: int | None = 10
     checkpoint_every: int | None = 10
+    keep_checkpoints: int = 2
+    log_every: int = 50
+    tensorboard: bool = False
+    wandb: str | None = None
     workers: int = 8
     deterministic: bool = False
 
@@ -182,11 +192,15 @@ def train_sparse_vision_model(
         schedule=schedule,
         precision=config.precision,
         compile=config.compile,
+        accumulate=config.accumulate,
         clip_norm=config.clip_norm,
         ema_decay=config.ema_decay,
         eval_every=config.eval_every and config.eval_every * source.steps_per_epoch,
         checkpoint_every=config.checkpoint_every and config.checkpoint_every * source.steps_per_epoch,
-        log_every=min(50, steps),
+        keep_checkpoints=config.keep_checkpoints,
+        log_every=config.log_every,
+        tensorboard=config.tensorboard,
+        wandb=config.wandb,
         deterministic=config.deterministic,
     )
     if not sparsity:
