@@ -28,6 +28,7 @@ from horst.report.frontier.tables import (
 from horst.report.transformer_tables import acdc_table, methods_table
 
 _LANGUAGE = "results/transformers/frontier_language.json"
+_LANGUAGE_LONG_MEMORY = "results/transformers/frontier_language_beta2_0.999.json"
 _FRESH_SEEDS = "results/transformers/frontier_language_fresh_seeds.json"
 _UNTOUCHED_SEEDS = "results/transformers/frontier_language_untouched_seeds.json"
 _VISION = "results/transformers/frontier_vision.json"
@@ -105,6 +106,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], str]]] = {
     "frontier_auto_untouched_seeds": ((_UNTOUCHED_SEEDS,), auto_table_and_words),
     "frontier_auto_all_seeds": ((_LANGUAGE, _FRESH_SEEDS, _UNTOUCHED_SEEDS), auto_words),
     "frontier_tuned": ((_LANGUAGE,), tuned_table),
+    "frontier_tuned_long_memory": ((_LANGUAGE_LONG_MEMORY,), tuned_table),
     "frontier_vision_headline": ((_VISION,), sparse_against_dense_table),
     "frontier_vision_auto": ((_VISION,), auto_table_and_words),
     "frontier_vision_auto_fresh_seeds": ((_VISION_FRESH_SEEDS,), auto_table_and_words),
