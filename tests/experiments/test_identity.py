@@ -1,7 +1,9 @@
 """A run is itself and no other: neither its checkpoint nor its outcome serves other settings or other data."""
 
 import dataclasses
+import itertools
 import json
+import shutil
 import typing
 
 import numpy as np
@@ -10,14 +12,15 @@ import pytest
 import torch
 
 from horst.data.tokenization import tokenize
-from horst.experiments import identity, table1_deit_acdc, table6_gpt2_one_shot
+from horst.experiments import identity, language_model, table1_deit_acdc, table6_gpt2_one_shot
 from horst.experiments.contenders import STRENGTHS, Name, Optimization
 from horst.experiments.language_model import LanguageConfig
 from horst.experiments.recipes import RECIPES
+from horst.experiments.trained_weights import find_checkpoint
 from horst.experiments.vision_model import VisionConfig
 from horst.models.deit import DeiTConfig
 from horst.models.gpt2 import GPT2, GPT2Config
-from horst.training import CheckpointError, LoopConfig
+from horst.training import CheckpointError, LoopConfig, World
 
 
 def changed(config, **changes):
@@ -97,6 +100,43 @@ def test_what_does_not_change_the_numbers_may_change(trained):
     again = tiny_language(folder / "language", data, checkpoint_every=2, log_every=1, loss_rows=64, eval_batch_size=9)
     found = without_clocks(table6_gpt2_one_shot.run(again).rows)
     assert [row["perplexity"] for row in found] == pytest.approx([row["perplexity"] for row in language], rel=1e-6)
+
+
+def test_what_only_logs_and_loads_leaves_a_finished_run_as_it_is(trained, tmp_path, monkeypatch):
+    _, data, *_ = trained
+    vision = table1_deit_acdc.run(tiny_vision(tmp_path / "vision")).rows
+    language = table6_gpt2_one_shot.run(tiny_language(tmp_path / "language", data)).rows
+    monkeypatch.setattr(table1_deit_acdc, "train_sparse_vision_model", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(table6_gpt2_one_shot, "train_language_model", lambda *_: pytest.fail("trained again"))
+    silent = {"log_every": 7, "keep_checkpoints": 5, "tensorboard": True, "compile": "off"}
+    assert table1_deit_acdc.run(tiny_vision(tmp_path / "vision", workers=3, **silent)).rows == vision
+    assert table6_gpt2_one_shot.run(tiny_language(tmp_path / "language", data, **silent)).rows == language
+
+
+def test_weights_of_an_earlier_step_are_not_those_of_the_run(trained, tmp_path):
+    _, data, *_ = trained
+    table6_gpt2_one_shot.run(tiny_language(tmp_path, data, checkpoint_every=2))
+    (run,) = tmp_path.glob("adamw-*")
+    earlier, last = (run / "checkpoints" / f"step-0000000{step}" for step in (2, 4))
+    assert find_checkpoint(run) == last
+    shutil.rmtree(last)
+    with pytest.raises(ValueError, match="is of step 2 of 4: the run was interrupted there, or broke down later"):
+        find_checkpoint(run)
+    assert find_checkpoint(earlier) == earlier, "asked for by itself it is taken"
+    shutil.rmtree(earlier)
+    assert find_checkpoint(run) is None
+
+
+def test_a_beginning_of_the_validation_file_is_the_same_text_on_any_number_of_processes(trained):
+    _, data, *_ = trained
+    config = tiny_language("unused", data, eval_batch_size=4, eval_batches=3).run
+
+    def scored(size):
+        worlds = [World(rank=rank, size=size, device=torch.device("cpu")) for rank in range(size)]
+        shares = [list(itertools.islice(language_model._validation(config, world), 3)) for world in worlds]
+        return sum(int(batch.scored.sum()) for share in shares for batch in share)
+
+    assert scored(1) == scored(2) == scored(4) > 0
 
 
 def test_a_run_under_other_settings_is_made_again_where_there_is_no_checkpoint(tmp_path):

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from horst.experiments import identity
 from horst.experiments import table6_gpt2_one_shot as one_shot
 from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
@@ -101,7 +102,7 @@ class Point:
     def name(self) -> str:
         """A folder's name, different for different runs."""
         details = f"width{self.run.model.width}-steps{self.run.steps}-seed{self.seed}"
-        settings = [dataclasses.asdict(self.run), self.methods]
+        settings = [identity.settings(self.run, self.optimizer), self.methods]
         return folder_name(self.optimizer, self.run.optimization, details, settings)
 
 

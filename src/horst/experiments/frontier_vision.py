@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from horst.experiments import identity
 from horst.experiments.contenders import Name
 from horst.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
 from horst.experiments.outcomes import broken_down, once
@@ -89,7 +90,8 @@ class Point:
         """A folder's name, different for different runs."""
         how = f"{self.method}{self.sparsity:g}" if self.sparsity else "dense"
         details = f"width{self.run.model.width}-{how}-seed{self.seed}"
-        return folder_name(self.optimizer, self.run.optimization, details, dataclasses.asdict(self.run))
+        settings = identity.settings(self.run, self.optimizer)
+        return folder_name(self.optimizer, self.run.optimization, details, settings)
 
 
 def run(config: Config) -> Result:

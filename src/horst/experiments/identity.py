@@ -23,20 +23,21 @@ HOW = (
     "compile", "parallel", "workers", "accumulate", "attention", "loss_rows", "deterministic", "eval_batch_size",
     "eval_batches", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard", "wandb",
 )  # fmt: skip
+# Of these, what changes nothing in a run's outcome either, nor which checkpoints and curves it leaves.
+SILENT = ("compile", "parallel", "workers", "log_every", "keep_checkpoints", "tensorboard", "wandb")
 _BEGINNING = 1 << 20  # bytes
 _SAMPLE = 256  # files
 
 
 def settings(run: Any, optimizer: Name) -> dict[str, Any]:
-    """A run's config as JSON, without the strengths of other contenders and where its data lie.
+    """A run's config as JSON, without the strengths of other contenders, where its data lie, and :data:`SILENT`.
 
     Args:
         run: A ``LanguageConfig`` or a ``VisionConfig``.
         optimizer: The contender.
     """
     fields = {**dataclasses.asdict(run), "optimization": run.optimization.settings(optimizer)}
-    del fields["data"]
-    found: dict[str, Any] = plain(fields)
+    found: dict[str, Any] = plain({name: fields[name] for name in fields if name not in ("data", *SILENT)})
     return found
 
 

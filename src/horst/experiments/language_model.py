@@ -42,7 +42,7 @@ class LanguageConfig:
         parallel: With torchrun: whole copies (ddp) or shards (fsdp).
         accumulate: Split each process's batch into so many parts, one after the other: less memory, the same gradient.
         ema_decay: Of an average of the weights, evaluated beside them and not pruned; none keeps none.
-        eval_batch_size: Sequences at a time when evaluating.
+        eval_batch_size: Sequences at a time when evaluating; with ``eval_batches``, over all processes.
         eval_batches: So many batches of the validation file are evaluated on, from its beginning; none is all of it.
         eval_every: Steps between evaluations; none evaluates at the end only.
         checkpoint_every: Steps between checkpoints; none writes one only when interrupted.
@@ -148,10 +148,12 @@ def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: Wor
 
 
 def _validation(config: LanguageConfig, world: World) -> Iterator[EvaluationBatch]:
+    # A beginning of the file is the same text on any number of processes; the whole file is in any case.
+    shares = world.size if config.eval_batches is None else 1
     return evaluation_batches(
         config.data / "val.bin",
         context=config.model.context,
-        batch_size=config.eval_batch_size * world.size,
+        batch_size=config.eval_batch_size * shares,
         rank=world.rank,
         world_size=world.size,
         device=world.device,

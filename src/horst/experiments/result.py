@@ -38,7 +38,7 @@ class Result:
         notes: What a reader must know to read the numbers, and where they differ from the paper's.
         environment: Commit, versions, device, threads; see :func:`environment`. Of a table of runs it is theirs, not
             that of the process which put the table together; what they do not share is ``"various"``.
-        seconds: Wall time, of all runs together.
+        seconds: Wall time, of all runs together; of a run that was resumed, that of its last process.
         schema_version: Raised when the meaning of a field changes.
         environments: Each that some of the runs had, where they are several.
     """

@@ -26,6 +26,10 @@ def _kernel(logits_ptr, targets_ptr, losses_ptr, vocabulary, IGNORED: tl.constex
     row = tl.program_id(0).to(tl.int64)  # offsets into many logits overflow int32
     start = logits_ptr + row * vocabulary
     target = tl.load(targets_ptr + row)
+    # A target outside the vocabulary reads nobody's memory: its loss is NaN. It is read here, before the threads wait
+    # for each other: further down one of them may have overwritten it already.
+    known = (target >= 0) & (target < vocabulary)
+    target_logit = tl.load(start + target, mask=known, other=float("nan")).to(tl.float32)
     column = tl.arange(0, BLOCK)
     lowest = -3.4e38  # and not -inf, whose difference from itself is NaN
 
@@ -39,9 +43,7 @@ def _kernel(logits_ptr, targets_ptr, losses_ptr, vocabulary, IGNORED: tl.constex
         top = higher
     log_normalizer = top + tl.log(tl.sum(sums, axis=0))
 
-    # A target outside the vocabulary reads nobody's memory: its loss is NaN.
-    known = (target >= 0) & (target < vocabulary)
-    loss = log_normalizer - tl.load(start + target, mask=known, other=float("nan")).to(tl.float32)
+    loss = log_normalizer - target_logit
     is_scored = target != IGNORED
     tl.store(losses_ptr + row, tl.where(is_scored, loss, 0.0))
 
