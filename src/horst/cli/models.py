@@ -238,12 +238,12 @@ def _load_run(path: Path) -> LoadedModel:
     from horst.models.gpt2 import GPT2, GPT2Config
     from horst.training.run_state import load_tensors, named_tensors
 
-    step = find_checkpoint(path)
     if not (path / "outcome.json").is_file():
         raise InvalidFileError(
             f"{path} is no model: it has neither config.json (Hugging Face, timm) nor outcome.json with checkpoints (a "
             "finished run of ours that kept checkpoints)."
         )
+    step = find_checkpoint(path)
     if step is None:
         raise InvalidFileError(
             f"{path} is a finished run that kept no checkpoint. Run its recipe again with --checkpoint-every (in steps "
