@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from horst.export import InvalidFileError, load_sparse, read_metadata, save_sparse
+from horst.export import InvalidFileError, files, load_sparse, read_metadata, save_sparse
 from horst.export.files import path_inside, whole_directory, whole_file
 
 
@@ -286,6 +286,21 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_is_not
             raise KeyError
         assert first.is_dir()
     assert {path.name for path in tmp_path.iterdir()} == {"model", other.name}
+
+
+def test_a_folder_that_its_process_removes_while_another_looks_for_leftovers_is_passed_over(tmp_path, monkeypatch):
+    left = tmp_path / ".model.0123abcd.tmp"
+    left.mkdir()
+    lock = files._lock
+
+    def vanish(folder):
+        if folder == left:
+            left.rmdir()
+        return lock(folder)
+
+    monkeypatch.setattr(files, "_lock", vanish)
+    with whole_directory(tmp_path / "model") as temporary:
+        assert list(tmp_path.iterdir()) == [temporary]
 
 
 def test_outputs_appear_whole_or_not_at_all(tmp_path):

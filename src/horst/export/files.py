@@ -115,12 +115,18 @@ def _beside(path: pathlib.Path) -> pathlib.Path:
 
 
 def _lock(folder: pathlib.Path) -> int | None:
-    """A descriptor that holds the folder until it is closed; None if another has it, or the system knows no locks."""
+    """A descriptor that holds the folder until it is closed.
+
+    None if another has it, it is gone, or the system knows no locks.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
         return None
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # its process has removed it, or given it its final name
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
