@@ -329,6 +329,20 @@ def test_metrics_that_fill_the_disk_stop_the_run_as_a_checkpoint_does(fault, fin
     assert read_metrics(copied) == read_metrics(finished[0])
 
 
+def test_room_is_asked_for_only_where_the_disk_is_known_to_lack_it(tmp_path, monkeypatch):
+    def told(needed):
+        return checkpoint.why_not_written("it", tmp_path / "none" / "checkpoints", RuntimeError("broken"), needed)
+
+    assert told(1) == "it could not be written: broken. There is no earlier checkpoint."
+    assert "Make room for its" in told(2**70)
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(shutil, "disk_usage", refuse)
+    assert "Make room" not in told(2**70)
+
+
 @pytest.mark.parametrize("limit", [200, 3000])
 def test_a_write_that_the_system_refuses_leaves_the_last_good_checkpoint(limit, tmp_path):
     """A real failure, by the limit on a file's size, in the index or in the tensors."""

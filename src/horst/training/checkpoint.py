@@ -184,12 +184,27 @@ def why_not_written(what: str, directory: str | os.PathLike[str], error: Excepti
     directory = pathlib.Path(directory)
     good = complete(directory)
     kept = f"The last good checkpoint, {good[-1]}, is untouched." if good else "There is no earlier checkpoint."
-    free = shutil.disk_usage(directory).free if directory.exists() else 0
+    free = _free_bytes(directory)
     # torch may hide the system's own word for a full disk.
-    full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or free < needed
+    full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or (
+        free is not None and free < needed
+    )
     room = f"Make room for its {needed / 1e6:,.0f} MB" if needed else "Make room"
     advice = f"{room}, or keep fewer checkpoints, and run again. " if full else ""
     return f"{what} could not be written: {error}. {advice}{kept}"
+
+
+def _free_bytes(directory: pathlib.Path) -> int | None:
+    """Room where ``directory`` is or would be made; None where the system does not say."""
+    directory = directory.absolute()
+    for place in (directory, *directory.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            break
+    return None
 
 
 def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
