@@ -1,4 +1,4 @@
-"""A second process in a run's directory is refused, and let in when the first has left in whatever way."""
+"""A second run in a directory is refused, and let in when the first has left in whatever way."""
 
 import errno
 import os
@@ -34,6 +34,23 @@ def test_a_second_process_is_refused_and_touches_nothing_until_the_first_is_kill
     other.send_signal(signal.SIGKILL)
     other.wait()
     assert toy_run(tmp_path)[1].step == 30
+
+
+def test_a_second_entry_in_the_same_process_is_refused_and_leaves_the_first_its_lock(tmp_path):
+    folder, link = tmp_path / "run", tmp_path / "link"
+    link.symlink_to(folder)
+    hold = [sys.executable, "-c", HOLD.format(str(folder))]
+    with locked(folder):
+        for name in (folder, link):
+            with pytest.raises(RuntimeError, match=r"this process is training in .*\. Wait for it"), locked(name):
+                pytest.fail("the block ran")
+        with locked(tmp_path / "other"):
+            pass
+        refused = subprocess.run(hold, input=b"\n", capture_output=True, timeout=120)
+        assert b"another process is training" in refused.stderr
+    with locked(link):
+        pass
+    subprocess.run(hold, input=b"\n", check=True, timeout=120)
 
 
 def test_a_run_that_fails_lets_others_in(tmp_path, monkeypatch):
