@@ -26,6 +26,7 @@ from toy_runs import ToyData, toy_run
 
 from horst.training import Interrupted, accuracy, interruption, processes
 from horst.training.distributed import on_every_rank, rank
+from horst.training.metrics import MetricsLog
 
 
 def signal_to_rank_1() -> None:
@@ -53,13 +54,27 @@ def full_disk_at_rank_1() -> None:
     original, FileSystem.create_stream = FileSystem.create_stream, create_stream
 
 
+def no_metrics_at_rank_0() -> None:
+    def refuse(self, *args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    MetricsLog.__init__ = refuse
+
+
+def no_tensorboard_at_rank_0() -> None:
+    def refuse(self, *args, **options):
+        raise ModuleNotFoundError("tensorboard is needed here and not installed")
+
+    MetricsLog.__init__ = refuse
+
+
 def run(folder: Path, options: dict) -> None:
     patch = options.pop("patch", None)
     if rank() == 0 and "from" in options:
         copy_run(Path(options["from"][0]), options["from"][1], folder)
     options.pop("from", None)
     dist.barrier()
-    batches, create_stream = ToyData.batches, FileSystem.create_stream
+    batches, create_stream, open_metrics = ToyData.batches, FileSystem.create_stream, MetricsLog.__init__
     if patch:
         globals()[patch]()
     try:
@@ -72,6 +87,7 @@ def run(folder: Path, options: dict) -> None:
         (folder / f"error{rank()}.json").write_text(json.dumps(message))
     finally:
         ToyData.batches, FileSystem.create_stream, interruption.time = batches, create_stream, time
+        MetricsLog.__init__ = open_metrics
 
 
 def evaluate_in_parts(root: Path) -> None:

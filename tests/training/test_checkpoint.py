@@ -329,6 +329,14 @@ def test_metrics_that_fill_the_disk_stop_the_run_as_a_checkpoint_does(fault, fin
     assert read_metrics(copied) == read_metrics(finished[0])
 
 
+def test_metrics_that_cannot_be_opened_are_told_as_those_that_cannot_be_written(copied):
+    (copied / "metrics.jsonl").unlink()
+    (copied / "metrics.jsonl").mkdir()
+    with pytest.raises(CheckpointError, match=r"the metrics could not be written: .*Is a directory") as caught:
+        toy_run(copied, SHORT)
+    assert f"The last good checkpoint, {copied / 'checkpoints' / 'step-00000014'}, is untouched" in str(caught.value)
+
+
 def test_room_is_asked_for_only_where_the_disk_is_known_to_lack_it(tmp_path, monkeypatch):
     def told(needed):
         return checkpoint.why_not_written("it", tmp_path / "none" / "checkpoints", RuntimeError("broken"), needed)

@@ -63,6 +63,8 @@ def runs(tmp_path_factory):
     runs.together("stopped", patch="signal_to_rank_1")
     runs.together("stopped-then-ddp", begin="stopped", at=8)
     runs.together("full", begin="acdc-ddp", patch="full_disk_at_rank_1")
+    runs.together("no-metrics", begin="acdc-ddp", patch="no_metrics_at_rank_0")
+    runs.together("no-tensorboard", patch="no_tensorboard_at_rank_0")
     runs.launch()
     runs.alone("acdc-fsdp-then-1", begin="acdc-fsdp")
     runs.alone("acdc-ddp-then-1", begin="acdc-ddp")
@@ -150,6 +152,20 @@ def test_a_full_disk_at_one_rank_stops_all_and_leaves_the_last_good_checkpoint(r
         assert "No space left on device" in error["text"]
         assert "step-00000006, is untouched" in error["text"]
     assert sorted(p.name for p in (runs / "full" / "checkpoints").iterdir())[-1] == "step-00000006"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "parts"),
+    [
+        ("no-metrics", "CheckpointError", ["No space left on device. Make room", "step-00000006, is untouched"]),
+        ("no-tensorboard", "ModuleNotFoundError", ["tensorboard is needed"]),
+    ],
+)
+def test_metrics_that_rank_0_cannot_open_stop_all(name, kind, parts, runs):
+    first, second = (json.loads((runs / name / f"error{rank}.json").read_text()) for rank in (0, 1))
+    assert (first["type"], second["type"]) == (kind, "RuntimeError")
+    assert all(part in first["text"] for part in parts)
+    assert second["text"] == f"rank 0 failed: {kind}: {first['text']}"
 
 
 def test_evaluation_sums_over_ranks(runs):

@@ -289,6 +289,20 @@ def test_tensorboard_shows_a_run_that_died_and_began_anew_once(tmp_path):
     assert [event.step for event in events.Scalars("loss")] == [4, 8, 12]
 
 
+def test_a_log_that_cannot_be_opened_whole_leaves_no_file_open(tmp_path, monkeypatch):
+    files = []
+
+    def note(*args):
+        files.append(open(*args))  # noqa: SIM115 - closed by the log
+        return files[0]
+
+    monkeypatch.setattr("horst.training.metrics.open", note, raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ModuleNotFoundError, match=r"horst-optim\[tensorboard\]"):
+        run(dataclasses.replace(PLAIN, tensorboard=True), tmp_path)
+    assert files[0].closed
+
+
 @pytest.fixture
 def wandb_runs(monkeypatch):
     """The runs that Weights & Biases is asked for; it calls them run0, run1, ..."""

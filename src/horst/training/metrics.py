@@ -57,14 +57,17 @@ class MetricsLog:
         self._file: TextIO = open(path, "a")  # noqa: SIM115 - closed by close()
         self._tensorboard: Any = None
         self._wandb: Any = None
-        if tensorboard:
-            load_extra("tensorboard")
-            from torch.utils.tensorboard import SummaryWriter
+        with contextlib.ExitStack() as opened:
+            opened.push(self)  # closes what is open if the rest cannot be opened
+            if tensorboard:
+                load_extra("tensorboard")
+                from torch.utils.tensorboard import SummaryWriter
 
-            # At step 0 too: a run that died before its first checkpoint has left steps there.
-            self._tensorboard = SummaryWriter(directory / "tensorboard", purge_step=step + 1)
-        if wandb is not None:
-            self._wandb = _start_wandb(directory, wandb, dict(config or {}), resumed=step > 0)
+                # At step 0 too: a run that died before its first checkpoint has left steps there.
+                self._tensorboard = SummaryWriter(directory / "tensorboard", purge_step=step + 1)
+            if wandb is not None:
+                self._wandb = _start_wandb(directory, wandb, dict(config or {}), resumed=step > 0)
+            opened.pop_all()
 
     @property
     def position(self) -> int:

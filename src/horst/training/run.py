@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -105,10 +105,18 @@ class Run:
         position = 0
         if (path := checkpoint.latest(self.directory / "checkpoints")) is not None:
             position = self._resume(path)
-        self.metrics = None
+        on_every_rank(lambda: self._open_metrics(stack, position))
+        if path is not None:
+            self.bar.say(f"resumed after step {self.step} from {path}")
+        self.stop = AgreedStop(self.stop_request, step=self.step, wait=self.loss_sum.item)
+        self.speed.start()
+
+    def _open_metrics(self, stack: contextlib.ExitStack, position: int) -> None:
+        """The metrics, on rank 0, and the bar, which shows itself there."""
+        self.metrics: MetricsLog | None = None
         if rank() == 0:
-            self.metrics = stack.enter_context(
-                MetricsLog(
+            with self._told_if_not_written("the metrics"):
+                log = MetricsLog(
                     self.directory,
                     position=position,
                     step=self.step,
@@ -116,13 +124,9 @@ class Run:
                     wandb=self.config.wandb,
                     config={key: value for key, value in self.fingerprint.items() if key != "model"},
                 )
-            )
+            self.metrics = stack.enter_context(log)
         bar = ProgressBar(self.config.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
         self.bar = stack.enter_context(bar)
-        if path is not None:
-            self.bar.say(f"resumed after step {self.step} from {path}")
-        self.stop = AgreedStop(self.stop_request, step=self.step, wait=self.loss_sum.item)
-        self.speed.start()
 
     def _resume(self, path: pathlib.Path) -> int:
         """Put everything back; the length that the metrics file had."""
@@ -200,14 +204,18 @@ class Run:
         """What ``action`` gives on rank 0, which has the metrics. If it cannot write, all ranks stop."""
 
         def act() -> T | None:
-            try:
+            with self._told_if_not_written(f"the metrics of step {self.step}"):
                 return None if self.metrics is None else action(self.metrics)
-            except OSError as error:
-                what = f"the metrics of step {self.step}"
-                message = checkpoint.why_not_written(what, self.directory / "checkpoints", error)
-                raise checkpoint.CheckpointError(message) from error
 
         return on_every_rank(act)[0]
+
+    @contextlib.contextmanager
+    def _told_if_not_written(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = checkpoint.why_not_written(what, self.directory / "checkpoints", error)
+            raise checkpoint.CheckpointError(message) from error
 
     # --- reading, judging, saving ---------------------------------------------------------------------------------
 
