@@ -9,7 +9,7 @@ from typing import Any
 
 from horst.experiments.result import Result
 from horst.report.figures import new_figure
-from horst.report.transformer_tables import LABELS, contender, finite
+from horst.report.transformer_tables import LABELS, by_line, contender, finite
 
 COLOURS = {
     "adamw": "#0072B2",
@@ -31,9 +31,8 @@ def quality_against_sparsity(results: Sequence[Result], quality: str = "perplexi
     """Figure 4: a line an optimizer, a band over its seeds."""
     rows = [row for result in results for row in result.rows]
     figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
-    names = list(dict.fromkeys(contender(row) for row in rows))
-    for name in names:
-        own = [row for row in rows if contender(row) == name]
+    lines = by_line(rows)
+    for name, own in lines.items():
         measured = {
             level: finite([row[quality] for row in own if row["sparsity"] == level])
             for level in sorted({row["sparsity"] for row in own})
@@ -41,7 +40,7 @@ def quality_against_sparsity(results: Sequence[Result], quality: str = "perplexi
         levels = [level for level in measured if measured[level]]
         found = [measured[level] for level in levels]
         optimizer = own[0]["optimizer"]
-        style = STYLES[[n for n in names if n.startswith(LABELS[optimizer])].index(name)]
+        style = STYLES[[n for n, o in lines.items() if o[0]["optimizer"] == optimizer].index(name) % len(STYLES)]
         colour = COLOURS[optimizer]
         axes.plot(
             [100 * level for level in levels], [statistics.mean(values) for values in found], color=colour,

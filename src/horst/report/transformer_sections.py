@@ -21,6 +21,7 @@ from horst.report.transformer_figures import (
 from horst.report.transformer_tables import (
     LABELS,
     Value,
+    by_line,
     contender,
     finite,
     methods_table,
@@ -309,11 +310,14 @@ def _vision_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _means(rows: Sequence[Mapping[str, Any]], quality: str) -> dict[str, dict[float, float]]:
-    """By optimizer and sparsity; of several strengths of one optimizer, the first. Nothing where a run broke down."""
+    """By optimizer and sparsity; of several strengths of one optimizer at a sparsity, the first.
+
+    Nothing where a run broke down.
+    """
     found: dict[str, dict[float, list[Value]]] = {}
-    strengths: dict[str, str] = {}
+    strengths: dict[tuple[str, float], str] = {}
     for row in rows:
-        if strengths.setdefault(row["optimizer"], contender(row)) == contender(row):
+        if strengths.setdefault((row["optimizer"], row["sparsity"]), contender(row)) == contender(row):
             found.setdefault(row["optimizer"], {}).setdefault(row["sparsity"], []).append(row[quality])
     return {
         name: {k: statistics.mean(finite(v)) for k, v in levels.items() if finite(v)} for name, levels in found.items()
@@ -321,10 +325,10 @@ def _means(rows: Sequence[Mapping[str, Any]], quality: str) -> dict[str, dict[fl
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], quality: str) -> str:
-    """The lines of a figure in words: each contender's value at its first and last level."""
+    """The lines of a figure in words: each one's value at its first and last level."""
     words = []
-    for name in dict.fromkeys(contender(row) for row in rows):
-        (means,) = _means([row for row in rows if contender(row) == name], quality).values()
+    for name, own in by_line(rows).items():
+        (means,) = _means(own, quality).values()
         if not means:
             words.append(f"{name} broke down.")
             continue

@@ -43,6 +43,34 @@ def contender(row: Mapping[str, Any]) -> str:
     return label + (f", threshold {row['threshold']:g}" if "threshold" in row else "")
 
 
+def by_line(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The rows of each line of a figure over sparsity: a contender's.
+
+    The betas of one optimizer are one line where no sparsity has two of them, as with HORST's of Table 1.
+
+    Example:
+        >>> horst = {"optimizer": "horst", "alpha": 5.0}
+        >>> list(by_line([{**horst, "beta": 0.0, "sparsity": 0.7}, {**horst, "beta": 0.01, "sparsity": 0.8}]))
+        ['HORST, alpha 5, beta 0 and 0.01']
+        >>> list(by_line([{**horst, "beta": 0.0, "sparsity": 0.7}, {**horst, "beta": 0.01, "sparsity": 0.7}]))
+        ['HORST, alpha 5', 'HORST, alpha 5, beta 0.01']
+    """
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        families.setdefault(contender({**row, "beta": 0.0}), []).append(row)
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for name, own in families.items():
+        betas = {contender(row): row.get("beta", 0.0) for row in own}
+        places = {(row["sparsity"], contender(row)) for row in own}
+        if len(betas) > 1 and len(places) == len({level for level, _ in places}):
+            words = [f"{beta:g}" for beta in betas.values()]
+            found[f"{name}, beta {', '.join(words[:-1])} and {words[-1]}"] = own
+        else:
+            for row in own:
+                found.setdefault(contender(row), []).append(row)
+    return found
+
+
 Value = float | str | None  # none of a run that broke down; a file holds infinity as a string
 
 
