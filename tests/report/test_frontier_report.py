@@ -14,6 +14,7 @@ from horst.experiments import frontier_vision
 from horst.experiments.contenders import Name
 from horst.experiments.recipes import RECIPES
 from horst.experiments.result import Result
+from horst.report.figures import save_figure
 from horst.report.frontier import sections as frontier_sections
 from horst.report.frontier.cells import best, cells_of
 from horst.report.frontier.figures import (
@@ -253,6 +254,54 @@ def test_the_headline_of_table_6_with_a_second_file():
     longer = {**auto.config, "run": {**auto.config["run"], "steps": 9000}}
     with pytest.raises(ValueError, match=r"no dense AdamW of width 768, 9,000 steps .* as well"):
         free_table([WIKIPEDIA, dataclasses.replace(auto, config=longer)])
+
+
+def broken_down(result, **where):
+    """The result with these runs as a study writes those that broke down."""
+    numbers = ("perplexity", "top1", "largest", "std", "kurtosis")
+
+    def without_numbers(row):
+        return {**{key: None for key in numbers if key in row}, "broke_down": "the loss is nan at step 50"}
+
+    return changed(result, without_numbers, **where)
+
+
+def test_where_all_dense_adamw_broke_down_tables_say_so_and_compare_nothing(frontier):
+    language = broken_down(frontier["frontier_language"], optimizer="adamw", width=64)
+    language = broken_down(language, optimizer="adamw-held", width=64)
+    lines = parse(free_table([language]))[1]
+    lost = [line for line in lines if line[0] == "width 64, 400 steps: broke down"]
+    assert [line[1] for line in lost] == ["AdamW", "HORST, alpha 5", "HORST, auto", "AdamW, lr held"]
+    assert {cell for line in lost for cell in line[3:]} == {""}
+    wide = [line for line in lines if line[0].startswith("width 128")]
+    assert wide == lines_of(free_table([frontier["frontier_language"]]), wide[0][0])  # as they were
+    (line,) = lines_of(auto_table([language]), "width 64, 400 steps")
+    assert line[1:-1] == ["best", "AdamW", *["broke down"] * 5]
+
+    vision = broken_down(frontier["frontier_vision"], optimizer="adamw", method="dense")
+    table = sparse_against_dense_table([vision])
+    assert lines_of(table, "width 32, 40 epochs", "AdamW", "dense")[0][3:] == ["broke down", ""]
+    assert {line[4] for line in parse(table)[1]} == {""}
+    assert "broke down" not in lines_of(table, "width 32, 40 epochs", "HORST, auto", "90%")[0][3]
+
+    compositions = broken_down(frontier["frontier_compositions"], optimizer="adamw", method="dense")
+    assert lines_of(pruning_table([compositions]), "AdamW", "sparsegpt")[0][2] == "broke down"
+
+
+@pytest.mark.parametrize("where", [{"method": "dense"}, {"optimizer": "adamw"}, {}])
+@pytest.mark.parametrize("study", ["language", "vision", "compositions"])
+@pytest.mark.filterwarnings("error")
+def test_a_study_of_which_runs_broke_down_has_its_report(frontier, study, where, tmp_path):
+    content = getattr(frontier_sections, study)([broken_down(frontier[f"frontier_{study}"], **where)])
+    assert "broke down" in str([table.lines for table in content.tables])
+    for figure in content.figures:
+        save_figure(figure.draw(), tmp_path / "figure.svg")
+
+
+def test_second_betas_whose_runs_broke_down_have_panels(with_long_memory):
+    figure = by_second_beta([WIKIPEDIA, broken_down(with_long_memory)])
+    assert figure.axes[0].get_ylim()[0] > 1.0  # that of the panel with numbers
+    assert by_second_beta([broken_down(WIKIPEDIA), broken_down(with_long_memory)]).axes
 
 
 @pytest.fixture

@@ -240,6 +240,12 @@ def text_of(cell: Cell | None) -> str:
     return "" if cell is None else str(cell)
 
 
+def best_text(tried: Sequence[Cell]) -> str:
+    """What a table shows of the best of what was tried; nothing if nothing was."""
+    found = best(tried)
+    return str(found) if found is not None else "broke down" if tried else ""
+
+
 def with_settings(tried: Sequence[Cell], *, decays: bool, products: bool) -> str:
     """The best of what was tried and its settings, with a mark for each that is the first or last of three or more."""
     found = best(tried)

@@ -49,7 +49,7 @@ def quality_against_product(results: Sequence[Result], levels: Sequence[float] =
                 _crop(axes, tuned.mean)
         axes.set_title(f"{budget_words(given)}, {level_names([level])[0]}", fontsize=9)
         axes.set_ylabel(cells[0].measure.name, fontsize=9)
-    _legend(figure, panels[0], marks=True)
+    _legend(figure, panels, marks=True)
     return figure
 
 
@@ -65,10 +65,11 @@ def weights_against_product(results: Sequence[Result]) -> Any:
     figure, panels = _panels(len(shown), 2)
     for axes, (given, own, key) in zip(panels, shown, strict=True):
         _lines_by_rate(axes, own, cells, key)
-        axes.set_yscale("log")
+        if _has_data(axes):  # a logarithmic axis wants some
+            axes.set_yscale("log")
         axes.set_title(budget_words(given), fontsize=9)
         axes.set_ylabel({"largest": "largest weight", "kurtosis": "kurtosis"}[key], fontsize=9)
-    _legend(figure, panels[0], marks=True)
+    _legend(figure, panels, marks=True)
     return figure
 
 
@@ -86,7 +87,7 @@ def tuned_against_sparsity(results: Sequence[Result], methods: Sequence[str] = (
     for axes, (given, own, method) in zip(panels, shown, strict=True):
         _against_sparsity(axes, own, method, dense_adamw(own, given))
         axes.set_title(f"{budget_words(given)}, {method}", fontsize=9)
-    _legend(figure, panels[0])
+    _legend(figure, panels)
     return figure
 
 
@@ -104,15 +105,15 @@ def by_second_beta(results: Sequence[Result], method: str = "magnitude") -> Any:
     for axes, beta2 in zip(panels, betas, strict=True):
         _against_sparsity(axes, at(cells, beta2=beta2), method, dense_adamw(cells, given))
         axes.set_title(f"second beta {beta2:g}, {method}", fontsize=9)
-    lows, tops = zip(*(axes.get_ylim() for axes in panels), strict=True)
-    for axes in panels:
-        axes.set_ylim(min(lows), min(tops))
-    _legend(figure, panels[0])
+    if limits := [axes.get_ylim() for axes in panels if _has_data(axes)]:
+        for axes in panels:
+            axes.set_ylim(min(low for low, _ in limits), min(top for _, top in limits))
+    _legend(figure, panels)
     return figure
 
 
 def _against_sparsity(axes: Any, cells: Sequence[Cell], method: str, dense: Cell) -> None:
-    """A line a contender, at its best for each level, and one across for a dense model."""
+    """A line a contender, at its best for each level, and one across for a dense model that did not break down."""
     for name, tried in contenders(cells).items():
         # a dense model that was not pruned this way has no place on the line
         kept = [cell for levels in models(tried, method) for cell in levels.values()]
@@ -123,12 +124,18 @@ def _against_sparsity(axes: Any, cells: Sequence[Cell], method: str, dense: Cell
         chosen = [best(at(kept, sparsity=level)) for level in levels_of(kept)]
         points = [(100 * cell.row["sparsity"], cell) for cell in chosen if cell is not None]
         _line(axes, points, color=colour, linestyle=style, label=name)
-    axes.axhline(dense.mean, color=COLOURS["adamw"], linestyle=":", linewidth=1.2, label="dense AdamW")
-    top = min(axes.get_ylim()[1], CROPPED * dense.mean)
-    lowest = min(value for line in axes.get_lines() for value in line.get_ydata())
-    axes.set_ylim(lowest - 0.05 * (top - lowest), top)
+    if not dense.broken:
+        axes.axhline(dense.mean, color=COLOURS["adamw"], linestyle=":", linewidth=1.2, label="dense AdamW")
+        top = min(axes.get_ylim()[1], CROPPED * dense.mean)
+        lowest = min(value for line in axes.get_lines() for value in line.get_ydata())
+        axes.set_ylim(lowest - 0.05 * (top - lowest), top)
     axes.set_xlabel("zeros in the pruned tensors, %", fontsize=9)
     axes.set_ylabel("perplexity", fontsize=9)
+
+
+def _has_data(axes: Any) -> bool:
+    """Whether something is drawn there beside the crosses of runs that broke down."""
+    return any(len(line.get_ydata()) for line in axes.get_lines() if line.get_marker() != "x")
 
 
 def _panels(count: int, columns: int) -> tuple[Any, list[Any]]:
@@ -200,14 +207,20 @@ def _crop(axes: Any, reference: float) -> None:
         axes.set_ylim(top=top)
 
 
-def _legend(figure: Any, axes: Any, *, marks: bool = False) -> None:
-    """Below all panels."""
-    handles, labels = axes.get_legend_handles_labels()
+def _legend(figure: Any, panels: Sequence[Any], *, marks: bool = False) -> None:
+    """Below all panels: what the first of them has, and what others have beside it; none if there is nothing."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    labels, handles = list(found), list(found.values())
     if marks:
         line = load_extra("matplotlib.lines").Line2D
         for name, (marker, size) in _MARKS.items():
             handles.append(line([], [], color="0.6", marker=marker, markersize=size, linestyle="", label=name))
             labels.append(name)
+    if not labels:
+        return
     figure.legend(
         handles,
         labels,

@@ -47,9 +47,12 @@ def free_table(results: Sequence[Result], methods: Sequence[str] = ("magnitude",
             for name, tried in contenders(own).items():
                 found = models(tried, method)
                 if found:
-                    limits = (dense.mean, dense.mean * (1 + WITHIN))
-                    words = [_free_words(found, limit, settings) for limit in limits]
-                    lines.append([f"{budget_words(given)}: {dense.mean:.2f}", name, method, *words])
+                    words = ["", ""]  # a model that broke down is nothing to match
+                    if not dense.broken:
+                        limits = (dense.mean, dense.mean * (1 + WITHIN))
+                        words = [_free_words(found, limit, settings) for limit in limits]
+                    reference = "broke down" if dense.broken else f"{dense.mean:.2f}"
+                    lines.append([f"{budget_words(given)}: {reference}", name, method, *words])
     return markdown(
         ["dense AdamW's perplexity", "trained by", "pruned by", "no worse up to", f"within {WITHIN:.0%} up to"], lines
     )
@@ -72,17 +75,17 @@ def contenders(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
 
 
 def dense_adamw(cells: Iterable[Cell], given: tuple[int, int, str]) -> Cell:
-    """AdamW's best dense model of a budget.
+    """AdamW's best dense model of a budget; where all broke down, one that did.
 
     Raises:
         ValueError: There is none.
     """
-    found = best(at(any_adamw(cells), method="dense"))
-    if found is None:
+    tried = at(any_adamw(cells), method="dense")
+    if not tried:
         raise ValueError(
             f"there is no dense AdamW of {budget_words(given)} to compare with. Give the result that has it as well."
         )
-    return found
+    return best(tried) or tried[0]
 
 
 def sparse_against_dense_table(results: Sequence[Result]) -> str:
@@ -94,12 +97,11 @@ def sparse_against_dense_table(results: Sequence[Result]) -> str:
         for name in CONTENDERS:
             for level in levels_of(own):
                 tried = at(of(own, name), sparsity=level)
-                found = best(tried)
-                if found is not None:
+                if tried:
+                    found = best(tried)
                     words = with_settings(tried, decays=name == "AdamW", products=False)
-                    lines.append(
-                        [budget_words(given), name, *level_names([level]), words, f"{found.mean - dense.mean:+.1f}"]
-                    )
+                    points = "" if found is None or dense.broken else f"{found.mean - dense.mean:+.1f}"
+                    lines.append([budget_words(given), name, *level_names([level]), words, points])
     return markdown(["budget", "optimizer", "zeros", "accuracy in %", "points to dense AdamW"], lines)
 
 

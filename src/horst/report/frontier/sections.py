@@ -106,7 +106,7 @@ def _products(results: Sequence[Result], quality: str, levels: Sequence[float]) 
         own = at(of_budget, sparsity=levels[-1])
         found = {name: best(of(own, name)) for name in ("AdamW", "HORST, alpha 5", "HORST, auto")}
         at_best = ", ".join(f"{name} {cell.mean:.2f}" for name, cell in found.items() if cell is not None)
-        words.append(f"{budget_words(given)} at {levels[-1]:.0%}: {at_best}.")
+        words.append(f"{budget_words(given)} at {levels[-1]:.0%}: {at_best or 'all broke down'}.")
     return [
         Figure(
             name="products",

@@ -13,6 +13,7 @@ from horst.report.frontier.cells import (
     any_adamw,
     at,
     best,
+    best_text,
     budget,
     budget_words,
     by_budget,
@@ -48,10 +49,10 @@ def auto_table(results: Sequence[Result]) -> str:
     levels = levels_of(cells)
     lines = []
     for given, own in by_budget(cells).items():
-        tuned = [best(at(any_adamw(own), sparsity=level)) for level in levels]
+        tuned = [best_text(at(any_adamw(own), sparsity=level)) for level in levels]
         label = budget_words(given)
         if any(tuned):
-            lines.append([label, "best", "AdamW", *map(text_of, tuned), ""])
+            lines.append([label, "best", "AdamW", *tuned, ""])
             label = ""
         for lr in _rates(own):
             for name in ("HORST, alpha 5", "HORST, auto"):
@@ -155,10 +156,10 @@ def pruning_table(results: Sequence[Result]) -> str:
     lines = []
     for name, belongs in contenders.items():
         own = [cell for cell in cells if belongs(cell)]
-        dense = best(at(own, method="dense"))
+        dense = best_text(at(own, method="dense"))
         for method in methods:
-            found = [best(at(own, method=method, sparsity=level)) for level in levels]
-            lines.append([name, method, text_of(dense), *map(text_of, found)])
+            found = [best_text(at(own, method=method, sparsity=level)) for level in levels]
+            lines.append([name, method, dense, *found])
     return markdown(["trained by", "pruned by", *level_names([0.0, *levels])], lines)
 
 
