@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from horst.experiments.contenders import Name
-from horst.experiments.frontier import Device, alphas, device_name
-from horst.experiments.frontier_language import Point, changed, notes, run_points
+from horst.experiments.frontier import Device, alphas
+from horst.experiments.frontier_language import Point, changed, run_study
 from horst.experiments.language_model import LanguageConfig
-from horst.experiments.result import Origin, Result, command_line, timed
+from horst.experiments.result import Result, command_line
 from horst.experiments.table6_gpt2_one_shot import PruningMethod
 
 NAME = "frontier_compositions"
@@ -68,14 +68,7 @@ class Config:
 
 def run(config: Config) -> Result:
     """Train, prune, evaluate; rows by run, method and level."""
-    origins: list[Origin] = []
-    return timed(NAME, config, lambda: _body(config, origins), device_name(config.device), origins)
-
-
-def _body(config: Config, origins: list[Origin]) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    found = run_points(points(config), config.sparsities, config.directory, config.workers, config.device)
-    origins += [each["origin"] for each in found]
-    return [row for each in found for row in each["rows"]], {}, notes(config.run)
+    return run_study(NAME, config, points(config))
 
 
 def points(config: Config) -> list[Point]:

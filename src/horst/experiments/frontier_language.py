@@ -108,14 +108,25 @@ class Point:
 
 def run(config: Config) -> Result:
     """Train, prune, evaluate; rows by run and level."""
+    return run_study(NAME, config, points(config))
+
+
+def run_study(name: str, config: Any, points: Sequence[Point]) -> Result:
+    """The runs of a language study as its result.
+
+    Args:
+        name: The experiment's.
+        config: With ``run``, ``sparsities``, ``directory``, ``workers`` and ``device``.
+        points: Its runs.
+    """
     origins: list[Origin] = []
-    return timed(NAME, config, lambda: _body(config, origins), device_name(config.device), origins)
 
+    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+        found = run_points(points, config.sparsities, config.directory, config.workers, config.device)
+        origins.extend(each["origin"] for each in found)
+        return [row for each in found for row in each["rows"]], {}, notes(config.run)
 
-def _body(config: Config, origins: list[Origin]) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    found = run_points(points(config), config.sparsities, config.directory, config.workers, config.device)
-    origins += [each["origin"] for each in found]
-    return [row for each in found for row in each["rows"]], {}, notes(config.run)
+    return timed(name, config, body, device_name(config.device), origins)
 
 
 def notes(run: LanguageConfig) -> list[str]:
