@@ -18,13 +18,14 @@ from horst.data.token_files import open_tokens
 from horst.experiments.contenders import Name
 from horst.experiments.result import plain
 
-# Fields that change how fast a run is, how much memory it takes, how often it is looked at: it may go on with others.
-HOW = (
-    "compile", "parallel", "workers", "accumulate", "attention", "loss_rows", "deterministic", "eval_batch_size",
-    "eval_batches", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard", "wandb",
-)  # fmt: skip
-# Of these, what changes nothing in a run's outcome either, nor which checkpoints and curves it leaves.
+# Fields that change nothing in a run's outcome, nor which checkpoints and curves it leaves.
 SILENT = ("compile", "parallel", "workers", "log_every", "keep_checkpoints", "tensorboard", "wandb")
+# Those, and fields that change how fast a run is, how much memory it takes, how often it is looked at: a run that was
+# interrupted may go on with others.
+HOW = (
+    *SILENT, "accumulate", "attention", "loss_rows", "deterministic", "eval_batch_size", "eval_batches", "eval_every",
+    "checkpoint_every",
+)  # fmt: skip
 _BEGINNING = 1 << 20  # bytes
 _SAMPLE = 256  # files
 
