@@ -25,7 +25,7 @@ test-slow: install  ## the tests that take minutes each
 	$(TEST_ENV) $(BIN)/python -m pytest -m slow -q
 
 test-gpu: install  ## the same kernel tests on a CUDA device
-	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers tests/models tests/data tests/pruning tests/export tests/training -q
+	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers tests/lab/models tests/lab/data tests/pruning tests/export tests/lab/training -q
 
 lint: install
 	$(BIN)/ruff check .

@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horst.experiments.result import Result, environment
 from horst.export import compare, load_sparse, save_sparse, sparsify, to_semi_structured
 from horst.export.calls import interleaved_times
 from horst.export.cpu_kernels import KERNELS, TOKENS, available_kernels, csr_tensor, to_csr
 from horst.extras import load_extra
+from horst.lab.experiments.result import Result, environment
 from horst.sparsity import find_layers, magnitude_mask
 
 # (outputs, inputs): the layers of GPT-2 small, and one that no cache of a core or two holds.

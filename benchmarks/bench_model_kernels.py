@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from horst.experiments.result import Result, environment
-from horst.kernels.cross_entropy import losses_and_gradient_, losses_and_gradient_reference
-from horst.kernels.short_attention import short_attention, short_attention_reference
-from horst.kernels.short_attention.reference import split_heads
+from horst.lab.experiments.result import Result, environment
+from horst.lab.kernels.cross_entropy import losses_and_gradient_, losses_and_gradient_reference
+from horst.lab.kernels.short_attention import short_attention, short_attention_reference
+from horst.lab.kernels.short_attention.reference import split_heads
 
 #: By contender: what to time, and how many bytes it must move.
 Calls = dict[str, tuple[Callable[[], Any], int]]

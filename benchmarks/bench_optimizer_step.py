@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from horst import HAM, HORST, compose
-from horst.experiments.result import Result, environment
+from horst.lab.experiments.result import Result, environment
 
 BYTES_A_PARAMETER = 28
 ROOT = pathlib.Path(__file__).parents[1]

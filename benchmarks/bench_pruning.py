@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from horst.experiments.result import Result, environment
-from horst.models.gpt2 import GPT2, GPT2Config
+from horst.lab.experiments.result import Result, environment
+from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.pruning import Report, prune, sweep
 from horst.sparsity import exact_floor
 

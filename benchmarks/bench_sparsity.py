@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from horst.experiments.result import Result, environment
+from horst.lab.experiments.result import Result, environment
 from horst.sparsity import ACDC, Phases, Static, exact_floor, smallest
 
 

@@ -16,9 +16,9 @@ import time
 
 import torch
 
-from horst.experiments import toy_suite
-from horst.experiments.methods import Method, methods_by_name
-from horst.experiments.result import environment
+from horst.lab.experiments import toy_suite
+from horst.lab.experiments.methods import Method, methods_by_name
+from horst.lab.experiments.result import environment
 
 
 def loop(methods: list[Method], z: torch.Tensor, start: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:

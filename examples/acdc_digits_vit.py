@@ -25,7 +25,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from horst import HORST
-from horst.experiments.result import Result, environment
+from horst.lab.experiments.result import Result, environment
 from horst.sparsity import ACDC, acdc_steps
 
 

@@ -12,9 +12,10 @@ import horst
 ROOT = pathlib.Path(horst.__file__).parent
 # A folder may import those before it, never those after it.
 ORDER = [
-    "extras", "operators", "kernels", "optimizers", "sparsity", "pruning", "export", "models", "data", "training",
-    "experiments", "report", "integrations", "cli",
+    "extras", "files", "parameters", "operators", "kernels", "optimizers", "sparsity", "pruning", "export",
+    "integrations", "lab", "cli",
 ]  # fmt: skip
+LAB = ["models", "baselines", "data", "training", "experiments", "report"]  # of these, the same
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -45,6 +46,32 @@ def test_imports_point_one_way(path):
         parts = name.split(".")
         if parts[0] == "horst" and len(parts) > 1 and parts[1] in ORDER:
             assert ORDER.index(parts[1]) <= ORDER.index(here), f"{path} imports {name}, which stands below it"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if folder_of(p) == "lab"], ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_of_the_lab_point_one_way(path):
+    here = path.relative_to(ROOT / "lab").parts[0]
+    if here in LAB:
+        for name in imported_modules(path):
+            parts = name.split(".")
+            if parts[:2] == ["horst", "lab"] and len(parts) > 2 and parts[2] in LAB:
+                assert LAB.index(parts[2]) <= LAB.index(here), f"{path} imports {name}, which stands below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_command_line_knows_the_lab(path):
+    if folder_of(path) not in ("lab", "cli"):
+        assert [n for n in imported_modules(path) if n.startswith("horst.lab")] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_masks_and_files_work_for_any_optimizer(path):
+    if folder_of(path) in ("parameters", "sparsity", "pruning", "export"):
+        assert [n for n in imported_modules(path) if n.startswith("horst.optimizers")] == []
+
+
+def test_no_file_is_too_long():
+    assert [str(p.relative_to(ROOT)) for p in FILES if len(p.read_text().splitlines()) > 400] == []
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if folder_of(p) == "operators"], ids=lambda p: p.name)
@@ -88,7 +115,7 @@ def test_public_names_are_in_the_documentation():
 def test_nothing_prints():
     """The library speaks through logging; only the command line prints."""
     for path in FILES:
-        if folder_of(path) in ("cli", "experiments", "report"):
+        if folder_of(path) in ("cli", "lab"):
             continue
         calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
         printing = [n.lineno for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"]

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from horst import export, operators, pruning, sparsity, training
+    from horst import export, operators, pruning, sparsity
     from horst.optimizers.compose import compose
     from horst.optimizers.composed import Composed
     from horst.optimizers.ham import HAM
@@ -25,7 +25,6 @@ __all__ = [
     "param_groups",
     "pruning",
     "sparsity",
-    "training",
 ]
 
 # Where each name lives. They are loaded on use, so that `horst --help` does not wait for torch.

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import horst.experiments
+import horst.lab.experiments
 from horst.cli import COMMANDS, _module, bench, doctor, main, sweep
 from horst.cli.data import Slimpajama, Tokenize
-from horst.experiments.recipes import RECIPES, Recipe
-from horst.experiments.result import Result
+from horst.lab.experiments.recipes import RECIPES, Recipe
+from horst.lab.experiments.result import Result
 
 HERE = ("nothing.txt", "broken", "half.json", "new", "new/deeper", "hub:owner/name", "digits", "tokenize", "slimpajama")
 NUMBERS = ("0", "1", "-1", "0.5", "50", "nan", "inf", "1e400", "10000000000000000000000", "0x1f", "1_0", "²")
@@ -120,16 +120,16 @@ def _nothing_does_real_work():
             patch.delitem(RECIPES, name)
         patch.setitem(RECIPES, "stub", Recipe(about="A stub", run=stub_run, scales={"paper": StubConfig}))
         patch.setattr(doctor, "examine", lambda: examined)
-        patch.setattr("horst.models.gpt2.GPT2", lambda config: __import__("torch").nn.Linear(2, 2))
+        patch.setattr("horst.lab.models.gpt2.GPT2", lambda config: __import__("torch").nn.Linear(2, 2))
         for name in bench.BENCHES:
             patch.setitem(bench.BENCHES, name, lambda model, options, device: [{"milliseconds": 1.0}])
         for launch in ("_here", "_on_slurm"):
             patch.setattr(sweep, launch, lambda options, cells: ((name, None) for name in cells))
         if importlib.util.find_spec("datasets"):
             patch.setattr("datasets.load_dataset", offline)
-        patch.setattr(horst.experiments, "quickstart", quickstart, raising=False)
-        patch.setitem(sys.modules, "horst.experiments.quickstart", quickstart)
-        patch.setattr("horst.report.html.build", lambda results, out, formats=(): out.write_text("a page"))
+        patch.setattr(horst.lab.experiments, "quickstart", quickstart, raising=False)
+        patch.setitem(sys.modules, "horst.lab.experiments.quickstart", quickstart)
+        patch.setattr("horst.lab.report.html.build", lambda results, out, formats=(): out.write_text("a page"))
         yield
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from horst.experiments.result import Result
+from horst.lab.experiments.result import Result
 
 TINY = [
     "--steps", 4, "--batch-size", 2, "--warmup-steps", 1, "--layers", 2, "--heads", 2, "--context", 16, "--seeds", 0,

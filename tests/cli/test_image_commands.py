@@ -13,7 +13,7 @@ import transformers
 from tiny_vit import VIT
 
 from horst.cli.models import load_model
-from horst.data.image_data import normalise, read_digits
+from horst.lab.data.image_data import normalise, read_digits
 
 
 def accuracy_by_hand(model, data):

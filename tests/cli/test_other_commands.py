@@ -17,11 +17,11 @@ import horst as package
 from horst import cli
 from horst.cli import COMMANDS, prune
 from horst.cli.output import number, table
-from horst.experiments.recipes import RECIPES
-from horst.experiments.result import Result, environment
 from horst.export.comparison import FORMS
+from horst.lab.experiments.recipes import RECIPES
+from horst.lab.experiments.result import Result, environment
+from horst.lab.training.interruption import Interrupted
 from horst.pruning.one_shot import METHODS
-from horst.training.interruption import Interrupted
 
 
 def test_help_needs_no_torch():
@@ -263,7 +263,7 @@ def test_sigterm_while_text_is_tokenized_leaves_what_was_there(horst, monkeypatc
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("it went on")
 
-    monkeypatch.setattr("horst.data.tokenization.tokenize", tokenize)
+    monkeypatch.setattr("horst.lab.data.tokenization.tokenize", tokenize)
     handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the command had no handler of its own"))
     try:
         found = horst("data", "tokenize", "a.txt", "--out", "out", "--overwrite")
@@ -316,7 +316,7 @@ def test_report_takes_files_and_folders(horst):
 
 
 def test_quickstart_shows_two_tables_and_goes_on_after_an_interruption(horst, monkeypatch):
-    from horst.experiments import quickstart
+    from horst.lab.experiments import quickstart
 
     about = {"alpha": 0.0, "beta": 0.0, "lr": 0.005, "seed": 0}
     rows = [
@@ -335,7 +335,9 @@ def test_quickstart_shows_two_tables_and_goes_on_after_an_interruption(horst, mo
         )  # fmt: skip
 
     monkeypatch.setattr(quickstart, "run", run)
-    monkeypatch.setattr("horst.report.html.build", lambda results, out: out.write_text(results[0].read_text()) and out)
+    monkeypatch.setattr(
+        "horst.lab.report.html.build", lambda results, out: out.write_text(results[0].read_text()) and out
+    )
     done = 2
     found = horst("quickstart", "--seeds", 0)
     assert found.code == 130

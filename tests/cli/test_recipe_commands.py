@@ -14,9 +14,9 @@ import types
 import pytest
 
 from horst.cli import sweep
-from horst.experiments.recipes import RECIPES, Recipe
-from horst.experiments.result import Result
-from horst.training import checkpoint
+from horst.lab.experiments.recipes import RECIPES, Recipe
+from horst.lab.experiments.result import Result
+from horst.lab.training import checkpoint
 
 TINY = [
     "--scale", "cpu", "--data", "tokens", "--steps", 4, "--batch-size", 2, "--warmup-steps", 1, "--layers", 3,
@@ -354,7 +354,7 @@ def test_without_matplotlib_a_run_says_how_to_get_it(horst, drawn, monkeypatch):
 
 
 def test_a_figure_that_fails_does_not_lose_the_result(horst, drawn, monkeypatch):
-    monkeypatch.setattr("horst.report.html.save_figure", lambda *_: 1 / 0)
+    monkeypatch.setattr("horst.lab.report.html.save_figure", lambda *_: 1 / 0)
     ran = horst("run", "drawn")
     assert ran.code == 0
     assert "kurtosis" in ran.out

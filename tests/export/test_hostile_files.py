@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from horst.export import InvalidFileError, files, load_sparse, read_metadata, save_sparse
-from horst.export.files import path_inside, whole_directory, whole_file
+from horst import files
+from horst.export import InvalidFileError, load_sparse, read_metadata, save_sparse
+from horst.files import path_inside, whole_directory, whole_file
 
 
 def example_state():
@@ -270,7 +271,7 @@ def test_links_of_the_hugging_face_cache_are_followed(tmp_path):
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path):
     program = f"""
         import os
-        from horst.export.files import whole_directory
+        from horst.files import whole_directory
         with whole_directory({str(tmp_path / "model")!r}) as temporary:
             (temporary / "half").write_text("half")
             os._exit(9)

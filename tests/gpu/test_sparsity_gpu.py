@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from horst import HORST
+from horst.parameters.sharding import Shard, random_scores
 from horst.sparsity import ACDC, SET, SRSTE, AtInit, DropGrow, Phases, RigL, Static, exact_floor, smallest
-from horst.sparsity.sharding import Shard, random_scores
 
 pytestmark = pytest.mark.gpu
 

@@ -1,6 +1,6 @@
 """Sections 3 and 4 and Appendix B, one test a statement, with the numbers of the compiled paper and its labels.
 
-Hypothesis looks for the counter-examples. Theorem 4.7 is in tests/experiments/test_theorem4_7_implicit_bias.py.
+Hypothesis looks for the counter-examples. Theorem 4.7 is in tests/lab/experiments/test_theorem4_7_implicit_bias.py.
 """
 
 import math

@@ -12,9 +12,9 @@ from torch import nn
 from horst import HAM, HORST, compose, param_groups
 from horst.integrations.matrices import MatrixHORST
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
+from horst.lab.baselines.together import Together
 from horst.optimizers.auto_alpha import MAX_RATE, SPREAD, WANDER, root_mean_square, typical_width
 from horst.optimizers.l1 import soft_threshold
-from horst.optimizers.together import Together
 
 BETAS = (0.9, 0.95)  # short enough a memory for the largest rate
 

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.testing import assert_close
 
-from horst.optimizers.l1 import penalize_l1, soft_threshold
-from horst.optimizers.spred import factorize, merge_factors
+from horst.lab.baselines.penalize_l1 import penalize_l1
+from horst.lab.baselines.spred import factorize, merge_factors
+from horst.optimizers.l1 import soft_threshold
 
 
 def float64(*values):

@@ -15,9 +15,10 @@ from horst import HAM, HORST, compose
 from horst.integrations.matrices import MatrixHORST
 from horst.kernels.horst_step import StepOptions, StepTensors, ham_step_reference, horst_step, horst_step_reference
 from horst.kernels.soft_threshold import soft_threshold_
+from horst.lab.baselines.penalize_l1 import penalize_l1
+from horst.lab.baselines.together import Together
 from horst.optimizers import mirrored_adam
-from horst.optimizers.l1 import penalize_l1, soft_threshold
-from horst.optimizers.together import Together
+from horst.optimizers.l1 import soft_threshold
 
 SHAPES = [(9, 5), (13,), (), (0, 3), (2, 3, 4)]
 BACKENDS = [{"foreach": False}, {"foreach": True}, {"fused": True}]

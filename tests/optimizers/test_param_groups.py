@@ -7,7 +7,7 @@ import transformers
 from torch import nn
 
 from horst import HORST, param_groups
-from horst.optimizers.model_structure import parameter_kinds
+from horst.parameters.kinds import parameter_kinds
 from horst.sparsity import find_layers
 
 

@@ -9,7 +9,7 @@ import timm
 import torch
 import transformers
 
-from horst.models.gpt2 import GPT2, GPT2Config
+from horst.lab.models.gpt2 import GPT2, GPT2Config
 
 
 def small_gpt2(vocabulary=50, context=16, width=16, layers=4, heads=2):

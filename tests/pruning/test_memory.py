@@ -8,7 +8,7 @@ import pytest
 
 CODE = """
 import gc, pathlib, torch
-from horst.models.gpt2 import GPT2, GPT2Config
+from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.pruning import prune
 
 def kilobytes(field):

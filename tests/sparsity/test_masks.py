@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from horst.parameters.sharding import Shard, as_shard_of, part_of
 from horst.sparsity import NM, Block, magnitude_mask
 from horst.sparsity.masks import mask_hash, pack, parse_pattern, unpack
-from horst.sparsity.sharding import Shard, as_shard_of, part_of
 
 
 @pytest.mark.parametrize(

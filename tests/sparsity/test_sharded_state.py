@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from horst.parameters.sharding import part_of
 from horst.sparsity import Recorder
-from horst.sparsity.sharding import part_of
 
 
 @pytest.fixture(scope="module")

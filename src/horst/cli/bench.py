@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-    from horst.models.gpt2 import GPT2
+    from horst.lab.models.gpt2 import GPT2
 
 Row = dict[str, Any]
 
@@ -52,8 +52,8 @@ def main(options: Options) -> None:
     import torch
 
     from horst.cli.models import choose_device
-    from horst.experiments.result import environment
-    from horst.models.gpt2 import GPT2, GPT2Config
+    from horst.lab.experiments.result import environment
+    from horst.lab.models.gpt2 import GPT2, GPT2Config
 
     device = choose_device(options.device)
     small = device.type == "cpu"

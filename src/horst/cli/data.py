@@ -58,10 +58,10 @@ Options = Tokenize | Slimpajama
 def main(options: Options) -> None:
     """Encode, and say what is in the folder."""
     from horst.cli.texts import source
-    from horst.data.documents import Fields
-    from horst.data.slimpajama import tokenize_slimpajama
-    from horst.data.token_files import open_tokens
-    from horst.data.tokenization import tokenize
+    from horst.lab.data.documents import Fields
+    from horst.lab.data.slimpajama import tokenize_slimpajama
+    from horst.lab.data.token_files import open_tokens
+    from horst.lab.data.tokenization import tokenize
 
     check_free(options.out, options.overwrite, "directory")
     with spinner("tokenizing"), replaced(options.out, options.overwrite) as folder:

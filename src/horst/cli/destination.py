@@ -46,7 +46,7 @@ def replaced(out: Path, overwrite: bool) -> Iterator[Path]:
         >>> [path.name for path in folder.iterdir()]
         ['model']
     """
-    from horst.export.files import folder_beside
+    from horst.files import folder_beside
 
     check_free(out, overwrite, "directory")
     missing = [parent for parent in out.parents if not parent.exists()]

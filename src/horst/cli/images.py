@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from horst.data.image_arrays import ImageArrays
-    from horst.data.imagenet import ImageNet
+    from horst.lab.data.image_arrays import ImageArrays
+    from horst.lab.data.imagenet import ImageNet
 
 DIGITS = "digits"
 _RESIZE = 256 / 224  # short side of an image over the side of its middle that is cut out, as DeiT is evaluated
@@ -33,10 +33,10 @@ def open_images(
         device: Where they go.
         workers: Processes that decode image files.
     """
-    from horst.data.cifar10 import TEST_FILE, read_cifar10
-    from horst.data.image_arrays import ImageArrays
-    from horst.data.image_data import read_digits, read_npz
-    from horst.data.imagenet import ImageNet
+    from horst.lab.data.cifar10 import TEST_FILE, read_cifar10
+    from horst.lab.data.image_arrays import ImageArrays
+    from horst.lab.data.image_data import read_digits, read_npz
+    from horst.lab.data.imagenet import ImageNet
 
     path = Path(data)
     _, side, _ = loaded.image_shape
@@ -89,7 +89,7 @@ def _rescaled(pixels: Tensor, images: ImageArrays | ImageNet, loaded: LoadedMode
     """
     import torch
 
-    from horst.data.imagenet import MEAN, STD, ImageNet
+    from horst.lab.data.imagenet import MEAN, STD, ImageNet
 
     wanted = loaded.pixel_statistics
     if not isinstance(images, ImageNet) or wanted is None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.output import nearest
-from horst.export.files import InvalidFileError, path_inside, whole_directory
 from horst.export.hf import SPARSE_FILE, load_pretrained, save_hugging_face
 from horst.export.safetensors_header import parse_object, read_header
 from horst.export.sparse_index import shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
+from horst.files import InvalidFileError, path_inside, whole_directory
 
 if TYPE_CHECKING:
     import torch
@@ -234,9 +234,9 @@ def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
 
 def _load_run(path: Path) -> LoadedModel:
     """A run of ours: what was trained stands in ``outcome.json``, the weights in the newest checkpoint."""
-    from horst.experiments.trained_weights import find_checkpoint, trained_weights
-    from horst.models.gpt2 import GPT2, GPT2Config
-    from horst.training.run_state import load_tensors, named_tensors
+    from horst.lab.experiments.trained_weights import find_checkpoint, trained_weights
+    from horst.lab.models.gpt2 import GPT2, GPT2Config
+    from horst.lab.training.run_state import load_tensors, named_tensors
 
     if not (path / "outcome.json").is_file():
         raise InvalidFileError(
@@ -265,7 +265,7 @@ def _load_run(path: Path) -> LoadedModel:
 
 
 def _timm_config_of_deit(shape: dict[str, Any]) -> dict[str, Any]:
-    from horst.models.deit import DeiTConfig
+    from horst.lab.models.deit import DeiTConfig
 
     config = DeiTConfig(**shape)
     return {

@@ -37,7 +37,7 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 def write_json(value: Any) -> None:
     """A value as JSON: paths as text, no NaN."""
-    from horst.experiments.result import plain
+    from horst.lab.experiments.result import plain
 
     write(json.dumps(plain(value), indent=1, allow_nan=False))
 

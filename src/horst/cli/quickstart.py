@@ -15,7 +15,7 @@ from horst.cli.parsing import parse as parse_words
 from horst.cli.progress import quiet
 
 if TYPE_CHECKING:
-    from horst.experiments.result import Result
+    from horst.lab.experiments.result import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Options:
 
 def parse(arguments: Sequence[str], prog: str) -> Any:
     """The fields of the quickstart's config are options, too."""
-    from horst.experiments import quickstart
+    from horst.lab.experiments import quickstart
 
     about = (quickstart.__doc__ or "").split("\n")[0]
     return parse_words(completion(), arguments, prog=prog, description=about)
@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str], prog: str) -> Any:
 
 def completion() -> Any:
     """The options with the config."""
-    from horst.experiments import quickstart
+    from horst.lab.experiments import quickstart
 
     fields: list[Any] = [("config", quickstart.Config, quickstart.Config())]
     return dataclasses.make_dataclass("Options", fields, bases=(Options,), frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ def completion() -> Any:
 
 def main(options: Any) -> int:
     """Run it, print its two tables, write its page; interrupted, with what there is."""
-    from horst.experiments import quickstart
-    from horst.report import html
+    from horst.lab.experiments import quickstart
+    from horst.lab.report import html
 
     for place in (options.out, options.report):
         check_free(place, options.overwrite or _is_partial(options.out), "file")
@@ -68,8 +68,8 @@ def main(options: Any) -> int:
 
 
 def _write_tables(result: Result) -> None:
-    from horst.report import quickstart_tables as tables
-    from horst.report.tables import parse as parse_markdown
+    from horst.lab.report import quickstart_tables as tables
+    from horst.lab.report.tables import parse as parse_markdown
 
     kinds = {"language": (tables.language_table, tables.language_words)}
     kinds["vision"] = (tables.vision_table, tables.vision_words)
@@ -80,8 +80,8 @@ def _write_tables(result: Result) -> None:
 
 
 def _is_partial(path: Path) -> bool:
-    from horst.experiments import quickstart
-    from horst.experiments.result import Result
+    from horst.lab.experiments import quickstart
+    from horst.lab.experiments.result import Result
 
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         return quickstart.is_partial(Result.load(path))

@@ -32,7 +32,7 @@ class RecipeOptions:
 
 def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: str) -> Any:
     """The options of a command, with the recipe's name, its scale and its config, whose fields are options too."""
-    from horst.experiments.recipes import RECIPES
+    from horst.lab.experiments.recipes import RECIPES
 
     name = arguments[0] if arguments else ""
     if name in ("-h", "--help"):
@@ -53,14 +53,14 @@ def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: s
 
 def recipe_rows() -> list[dict[str, str]]:
     """The recipes with their scales, for a table."""
-    from horst.experiments.recipes import RECIPES
+    from horst.lab.experiments.recipes import RECIPES
 
     return [{"recipe": n, "scales": ", ".join(r.scales), "about": r.about} for n, r in RECIPES.items()]
 
 
 def recipe_completion(options: type[RecipeOptions]) -> Any:
     """What a shell can complete: the recipes as subcommands, each with its options."""
-    from horst.experiments.recipes import RECIPES
+    from horst.lab.experiments.recipes import RECIPES
 
     subcommand = load_extra("tyro").conf.subcommand
     kinds = [Annotated[_with_config(options, n, next(iter(r.scales))), subcommand(n)] for n, r in RECIPES.items()]
@@ -68,7 +68,7 @@ def recipe_completion(options: type[RecipeOptions]) -> Any:
 
 
 def _with_config(options: type[RecipeOptions], recipe: str, scale: str) -> Any:
-    from horst.experiments.recipes import RECIPES
+    from horst.lab.experiments.recipes import RECIPES
 
     scales = RECIPES[recipe].scales
     default = scales[scale]()

@@ -31,7 +31,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Check every file, then build the page."""
-    from horst.report import html
+    from horst.lab.report import html
 
     files = find_results(options.results)
     check_free(options.out, options.overwrite, "file")
@@ -46,7 +46,7 @@ def main(options: Options) -> None:
 
 def draw_figures(result_file: Path, stream: TextIO | None = None) -> None:
     """Write the figures that a report of this result has beside it, and say where they are, or why there are none."""
-    from horst.report import html
+    from horst.lab.report import html
 
     try:
         written = html.write_figures([result_file], html.figure_folder(result_file))
@@ -63,7 +63,7 @@ def find_results(given: Sequence[Path]) -> list[Path]:
     In a folder, JSON files of another kind are passed over; what is half written is not, and refused like a file that
     was named.
     """
-    from horst.report.html import read_result
+    from horst.lab.report.html import read_result
 
     if not given:
         raise ValueError("name result files, or folders with such files in them: horst report runs/.")

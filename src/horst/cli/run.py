@@ -33,8 +33,8 @@ def completion() -> Any:
 
 def main(options: Any) -> None:
     """Run it; under ``torchrun`` the first process alone saves the result, prints its rows and draws its figures."""
-    from horst.experiments.recipes import RECIPES
-    from horst.experiments.result import is_first_process
+    from horst.lab.experiments.recipes import RECIPES
+    from horst.lab.experiments.result import is_first_process
 
     if is_first_process():  # another that begins late would find the file that this one has written
         check_free(options.result_file, options.overwrite, "file")

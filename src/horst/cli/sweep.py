@@ -64,7 +64,7 @@ def completion() -> Any:
 
 def main(options: Any) -> int:
     """Run every job, then put the table together; 1 if a job failed."""
-    from horst.experiments.recipes import RECIPES
+    from horst.lab.experiments.recipes import RECIPES
 
     if options.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, got {options.jobs}.")
@@ -93,7 +93,7 @@ def main(options: Any) -> int:
 
 def split(recipe: str, config: Any) -> dict[str, Any]:
     """The config of each job, by its name."""
-    from horst.experiments.recipes import RECIPES
+    from horst.lab.experiments.recipes import RECIPES
 
     axes = [axis for axis in AXES if hasattr(config, axis) and getattr(config, axis)]
     if RECIPES[recipe].sparsities_in_one_run:
@@ -113,7 +113,7 @@ _Done = tuple[str, str | None]  # a job's name, and why it failed
 
 def run_cell(recipe: str, config: Any) -> None:
     """One job. The recipe leaves what it finds in the config's directory."""
-    from horst.experiments.recipes import RECIPES
+    from horst.lab.experiments.recipes import RECIPES
 
     RECIPES[recipe].run(config)
 
@@ -149,7 +149,7 @@ def _here(options: Any, cells: dict[str, Any]) -> Generator[_Done, None, None]:
     """Each job in a process of its own, so many at a time; a signal to this process ends them all."""
     import torch
 
-    from horst.training.interruption import StopRequest
+    from horst.lab.training.interruption import StopRequest
 
     devices = torch.cuda.device_count() if options.jobs > 1 else 0
     threads = max(1, torch.get_num_threads() // options.jobs)

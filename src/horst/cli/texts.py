@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.models import LoadedModel
 from horst.cli.progress import quiet
-from horst.data.tokenization import tokenize
-from horst.data.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, load_tokenizer
 from horst.extras import load_extra
+from horst.lab.data.tokenization import tokenize
+from horst.lab.data.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ _BATCH = 8  # sequences that go through a block at once when calibrating
 
 
 class ModelTokenizer:
-    """The tokenizer that lies beside a model's weights, as :func:`horst.data.tokenization.tokenize` wants it."""
+    """The tokenizer that lies beside a model's weights, as :func:`horst.lab.data.tokenization.tokenize` wants it."""
 
     def __init__(self, path: Path) -> None:
         auto = load_extra("transformers").AutoTokenizer
@@ -62,7 +62,7 @@ def tokenizer_for(loaded: LoadedModel, name: TokenizerName) -> Tokenizer:
 
 
 def source(data: str) -> Any:
-    """What :class:`horst.data.documents.Source` takes: a path, or with ``hub:`` in front a data set of the Hub.
+    """What :class:`horst.lab.data.documents.Source` takes: a path, or with ``hub:`` in front a data set of the Hub.
 
     ``hub:owner/name`` and ``hub:owner/name/config``, either with ``:split`` behind it. Without the prefix nothing is
     ever fetched: a misspelt path is a misspelt path.
@@ -101,7 +101,7 @@ def token_file(data: str, loaded: LoadedModel, tokenizer: TokenizerName, split: 
         opened = _wikitext(Path(folder), split) if is_wikitext else source(data)
         if isinstance(opened, Path) and not opened.exists():
             raise FileNotFoundError(f"there is no file {data}.")
-        with quiet("horst.data"):
+        with quiet("horst.lab.data"):
             made = tokenize(opened, Path(folder) / "tokens", tokenizer=tokenizer_for(loaded, tokenizer), validation=0)
         yield made / "train.bin"
 
@@ -128,7 +128,7 @@ def calibration_windows(path: Path, loaded: LoadedModel, *, context: int, sample
     """Batches of ``samples`` windows drawn from a token file without replacement, by ``seed``."""
     import torch
 
-    from horst.data.token_batches import TokenBatches
+    from horst.lab.data.token_batches import TokenBatches
 
     windows = TokenBatches(path, batch_size=1, context=context, seed=seed, vocabulary=loaded.vocabulary)
     drawn = [tokens for tokens, _ in itertools.islice(windows.batches(), samples)]

@@ -2,12 +2,12 @@
 
 from horst.export.comparison import Comparison, compare
 from horst.export.cpu_kernels import Plan, plan_for
-from horst.export.files import InvalidFileError
 from horst.export.hf import load_hugging_face, load_pretrained, save_hugging_face
 from horst.export.onnx import export_onnx
 from horst.export.semi_structured import is_two_four, to_semi_structured
 from horst.export.sparse_linear import SparseLinear, sparsify
 from horst.export.sparse_safetensors import load_sparse, read_metadata, save_sparse
+from horst.files import InvalidFileError
 
 __all__ = [
     "Comparison",

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from horst.export.files import InvalidFileError
+from horst.files import InvalidFileError
 from horst.sparsity.masks import pack, unpack
 
 # Weights a piece; a multiple of eight, so that a piece's bits are whole bytes.

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from horst.export.files import InvalidFileError, PathLike, path_inside, whole_directory
 from horst.export.safetensors_header import parse_object, read_header
 from horst.export.sparse_index import shorten
 from horst.export.sparse_linear import sparsify
 from horst.export.sparse_safetensors import load_sparse, read_dtypes, save_sparse
 from horst.extras import load_extra
+from horst.files import InvalidFileError, PathLike, path_inside, whole_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from horst.export.calls import Inputs, as_call, evaluating
-from horst.export.files import PathLike
 from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
+from horst.files import PathLike
 
 
 def export_onnx(

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from horst.export.files import InvalidFileError
+from horst.files import InvalidFileError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
@@ -134,7 +134,7 @@ def parse_object(text: bytes | str, what: str) -> dict[str, Any]:
         >>> parse_object('{"a": 1, "a": 2}', "the header")
         Traceback (most recent call last):
             ...
-        horst.export.files.InvalidFileError: the header is not valid JSON: 'a' appears twice.
+        horst.files.InvalidFileError: the header is not valid JSON: 'a' appears twice.
     """
     try:
         content = json.loads(text, object_pairs_hook=_distinct)

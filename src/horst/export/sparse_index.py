@@ -28,7 +28,6 @@ from typing import BinaryIO
 import torch
 
 from horst.export.bitmask import scan
-from horst.export.files import InvalidFileError
 from horst.export.safetensors_header import (
     Entry,
     Header,
@@ -38,6 +37,7 @@ from horst.export.safetensors_header import (
     parse_object,
     parse_shape,
 )
+from horst.files import InvalidFileError
 
 FORMAT, VERSION = "horst-sparse", "1"
 RESERVED = ("format", "format_version", "index", "tied", "crc32", "header_crc32")

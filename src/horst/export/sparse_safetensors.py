@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from horst.export.bitmask import count_values, read_dense, read_sparse, write_dense, write_sparse
-from horst.export.files import PathLike, whole_file
 from horst.export.safetensors_header import Header, dtype_name, place, read_header
 from horst.export.sparse_index import (
     BITMASK,
@@ -37,7 +36,8 @@ from horst.export.sparse_index import (
     shorten,
 )
 from horst.export.sparse_linear import SparseLinear, sparsify
-from horst.optimizers.model_structure import clean_name
+from horst.files import PathLike, whole_file
+from horst.parameters.kinds import clean_name
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from horst.export.files import PathLike
 from horst.export.hf import load_pretrained
+from horst.files import PathLike
 from horst.integrations import resolve_schedule
 from horst.integrations.matrices import MatrixHORST
 from horst.sparsity import Sparsifier

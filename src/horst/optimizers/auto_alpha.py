@@ -33,9 +33,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from horst.optimizers.model_structure import refuse_flat_shards
 from horst.optimizers.step_parts import at_most
 from horst.optimizers.user_warnings import warn_user
+from horst.parameters.kinds import refuse_flat_shards
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"

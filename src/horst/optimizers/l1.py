@@ -1,8 +1,8 @@
-"""An L1 penalty beside any torch optimizer: in the gradient, or as a soft threshold after the step.
+"""A soft threshold after the step of any torch optimizer: the option ``l1`` for optimizers that lack it.
 
-Both read the option ``l1`` of each group, so that it is scheduled and saved with the others; a group without it is left
-alone. They hang on the optimizer's hooks, which copies and pickles of an optimizer do not keep: call them again there.
-:class:`horst.HORST` and :class:`horst.HAM` have the soft threshold as an option of their own, and need neither.
+It reads ``l1`` of each group, so that it is scheduled and saved with the other options. A group without it is left
+alone. It is a hook of the optimizer, and copies and pickles of an optimizer do not keep hooks: call it again there.
+:class:`horst.HORST` has ``l1`` as an option of its own.
 """
 
 from __future__ import annotations
@@ -14,32 +14,8 @@ from torch.optim import Optimizer
 
 from horst.kernels.soft_threshold import soft_threshold_
 from horst.optimizers.step_parts import at_most, own_parts
-from horst.optimizers.together import Together
 
-__all__ = ["penalize_l1", "soft_threshold"]
-
-
-def penalize_l1(optimizer: Optimizer) -> Any:
-    r"""Add the subgradient :math:`\lambda\, \mathrm{sign}(\theta)` of an L1 penalty to ``p.grad`` before every step.
-
-    It is what ``loss + l1 * weights.abs().sum()`` would do, after any clipping of the loss's own gradient. Adam then
-    divides it by the root of the gradients' second moment like the rest, and weights hover around zero without staying
-    there. :math:`\lambda` is the group's ``l1``.
-
-    Returns:
-        A handle whose ``remove()`` undoes it.
-
-    Example:
-        >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.0]))
-        >>> optimizer = torch.optim.SGD([{"params": [weight], "l1": 0.5}], lr=1.0)
-        >>> handle = penalize_l1(optimizer)
-        >>> weight.grad = torch.zeros(3)
-        >>> optimizer.step()
-        >>> weight.detach()
-        tensor([ 0.5000, -0.5000,  0.0000])
-    """
-    _refuse_own_l1(optimizer, "penalize_l1")
-    return optimizer.register_step_pre_hook(_add_subgradient)
+__all__ = ["refuse_own_l1", "soft_threshold"]
 
 
 def soft_threshold(optimizer: Optimizer) -> Any:
@@ -62,21 +38,8 @@ def soft_threshold(optimizer: Optimizer) -> Any:
         >>> weight.detach()
         tensor([ 0.5000, -0.5000,  0.0000])
     """
-    _refuse_own_l1(optimizer, "soft_threshold")
+    refuse_own_l1(optimizer, "soft_threshold")
     return optimizer.register_step_post_hook(_shrink)
-
-
-@torch.no_grad()
-def _add_subgradient(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
-        raise RuntimeError("penalize_l1 acts before step(), when a closure has no gradients yet: step without one.")
-    scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler that leaves it to a fused step to divide by it
-    for group in optimizer.param_groups:
-        if group.get("l1"):
-            for p in group["params"]:
-                if p.grad is not None:
-                    subgradient = p.sign() if scale is None else p.sign() * scale.to(p.device, non_blocking=True)
-                    p.grad.add_(subgradient, alpha=group["l1"])
 
 
 @torch.no_grad()
@@ -89,11 +52,12 @@ def _shrink(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
             soft_threshold_(own_parts(stepped), lr * group["l1"], found_inf=getattr(optimizer, "found_inf", None))
 
 
-def _refuse_own_l1(optimizer: Optimizer, name: str) -> None:
-    if isinstance(optimizer, Together):
-        for part in optimizer.optimizers:
-            _refuse_own_l1(part, name)
-    elif "l1" in optimizer.defaults:
+def refuse_own_l1(optimizer: Optimizer, name: str) -> None:
+    """An error where the optimizer has an ``l1`` of its own, which ``name`` would apply a second time."""
+    parts = getattr(optimizer, "optimizers", ())  # of several optimizers as one
+    for part in parts:
+        refuse_own_l1(part, name)
+    if not parts and "l1" in optimizer.defaults:
         own = type(optimizer).__name__
         raise ValueError(
             f"{own} shrinks the weights of groups with an l1 itself, after every step, and {name} would penalise them "

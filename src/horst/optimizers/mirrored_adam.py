@@ -25,9 +25,9 @@ from horst.kernels.multi_tensor import LaunchCache
 from horst.kernels.soft_threshold import soft_threshold_
 from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
-from horst.optimizers.model_structure import refuse_flat_shards
 from horst.optimizers.step_parts import Parts, at_most, local_shards, own_parts, split
 from horst.optimizers.user_warnings import warn_user
+from horst.parameters.kinds import refuse_flat_shards
 
 __all__ = ["MirroredAdam"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from horst.optimizers.auto_alpha import Alpha
 from horst.optimizers.hyperparameters import check_alpha, check_number
-from horst.optimizers.model_structure import Kind, block_prefixes, clean_name, parameter_kinds, refuse_flat_shards
+from horst.parameters.kinds import Kind, block_prefixes, clean_name, parameter_kinds, refuse_flat_shards
 
 __all__ = ["ParamGroups", "ParamRow", "param_groups"]
 
@@ -82,7 +82,7 @@ def param_groups(
 ) -> ParamGroups:
     """Groups for :class:`horst.HORST` (or any optimizer under :func:`horst.compose`) by what each parameter is for.
 
-    Kinds are those of :func:`horst.optimizers.model_structure.parameter_kinds`: matrix, embedding, position (class
+    Kinds are those of :func:`horst.parameters.kinds.parameter_kinds`: matrix, embedding, position (class
     token included), head, norm, bias, vector.
 
     - Decay: matrices and an untied head. Never norms, biases and vectors; not embeddings and positions, as in the

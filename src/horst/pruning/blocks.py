@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from horst.optimizers.model_structure import block_prefixes, clean_name
+from horst.parameters.kinds import block_prefixes, clean_name
 from horst.sparsity import Layer
 
 

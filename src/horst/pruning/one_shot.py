@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from horst.parameters.sharding import Shard
 from horst.pruning.blocks import block_sequences, layers_by_block, outer_blocks
 from horst.pruning.calibration import calibrate
 from horst.pruning.chains import Batch
@@ -23,7 +24,6 @@ from horst.sparsity import NM, Block, Layer, find_layers, smallest
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
 from horst.sparsity.layers import Preset, check_model
 from horst.sparsity.masks import check_sparsity, parse_pattern
-from horst.sparsity.sharding import Shard
 
 METHODS: dict[str, type[Method]] = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
 

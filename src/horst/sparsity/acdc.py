@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
+from horst.parameters.sharding import local
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.schedules import Phases, check_schedule
-from horst.sparsity.sharding import local
 from horst.sparsity.state_policy import ACDC_REFERENCE, StatePolicy
 
 

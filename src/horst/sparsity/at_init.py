@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
+from horst.parameters.sharding import local
 from horst.sparsity.controller import Options, Sparsifier
 from horst.sparsity.distributions import Distribution
-from horst.sparsity.sharding import local
 from horst.sparsity.state_policy import StatePolicy
 
 

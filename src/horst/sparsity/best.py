@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from horst.optimizers.model_structure import clean_name
-from horst.sparsity.sharding import local
+from horst.parameters.kinds import clean_name
+from horst.parameters.sharding import local
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from horst.parameters.sharding import Shard, sum_over_ranks
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
 from horst.sparsity.layers import Layer
 from horst.sparsity.masks import NM, Block, check_sparsity
 from horst.sparsity.selection import exact_floor, select
-from horst.sparsity.sharding import Shard, sum_over_ranks
 
 
 class Chooser:

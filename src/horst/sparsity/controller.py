@@ -34,14 +34,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from horst.optimizers.model_structure import clean_name
+from horst.parameters.kinds import clean_name
+from horst.parameters.sharding import as_shard_of, local, part_of, random_scores
 from horst.sparsity import copies
 from horst.sparsity.best import BestModels
 from horst.sparsity.choice import Chooser
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Block, mask_hash, pack, parse_pattern, unpack
-from horst.sparsity.sharding import as_shard_of, local, part_of, random_scores
 from horst.sparsity.state_policy import StatePolicy
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ class Sparsifier(abc.ABC):
         return Event(self.steps, kind, self.current_sparsity)
 
     def _random(self, layer_index: int) -> Tensor:
-        """Random scores of one layer, new at each draw; see :func:`~horst.sparsity.sharding.random_scores`."""
+        """Random scores of one layer, new at each draw; see :func:`~horst.parameters.sharding.random_scores`."""
         layer = self.layers[layer_index]
         key = ((self.seed * 1_000_003 + self._draws) * 1_000_003 + layer_index) % (1 << 62)
         return random_scores(self._chooser.shards[layer.name], key, local(layer.param).device)

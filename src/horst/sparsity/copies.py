@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.optimizers.model_structure import clean_name
+from horst.parameters.kinds import clean_name
+from horst.parameters.sharding import local
 from horst.sparsity.layers import Layer
-from horst.sparsity.sharding import local
 
 
 def names_of(layers: Sequence[Layer], model: nn.Module) -> dict[str, str]:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from horst.extras import load_extra
+from horst.parameters.sharding import as_shard_of, local, part_of
 from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.masks import pack, unpack
 from horst.sparsity.selection import kth_magnitude
-from horst.sparsity.sharding import as_shard_of, local, part_of
 
 
 class Recorder:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.optimizers.model_structure import clean_name
+from horst.parameters.kinds import clean_name
+from horst.parameters.sharding import as_shard_of, local, part_of
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.schedules import Rounds, check_schedule
-from horst.sparsity.sharding import as_shard_of, local, part_of
 from horst.sparsity.state_policy import StatePolicy
 
 

@@ -24,7 +24,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from horst.optimizers.model_structure import block_prefixes, clean_name
+from horst.parameters.kinds import block_prefixes, clean_name
 
 Preset = Literal["blocks", "all_linear", "all"]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

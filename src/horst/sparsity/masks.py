@@ -19,8 +19,8 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
+from horst.parameters.sharding import Shard, local, mix, sum_over_ranks
 from horst.sparsity.selection import exact_floor, magnitude_keys, select, smallest
-from horst.sparsity.sharding import Shard, local, mix, sum_over_ranks
 
 
 @dataclass(frozen=True)

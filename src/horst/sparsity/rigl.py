@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
+from horst.parameters.sharding import local
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer
 from horst.sparsity.optimizer_hooks import after_update, before_update
 from horst.sparsity.schedules import DropGrow, check_schedule
-from horst.sparsity.sharding import local
 from horst.sparsity.state_policy import StatePolicy
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horst.sparsity.sharding import Shard, local, sum_over_ranks
+from horst.parameters.sharding import Shard, local, sum_over_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def smallest(scores: Sequence[Tensor], k: int, *, among: Sequence[Tensor] | None
 def select(
     scores: Sequence[Tensor], shards: Sequence[Shard], k: int, among: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """:func:`smallest` for local scores that come with their :class:`~horst.sparsity.sharding.Shard`."""
+    """:func:`smallest` for local scores that come with their :class:`~horst.parameters.sharding.Shard`."""
     selection = _Selection(scores, shards, among)
     candidates = selection.count()
     if not 0 <= k <= candidates:

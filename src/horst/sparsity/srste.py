@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
+from horst.parameters.sharding import local
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.optimizer_hooks import before_update
-from horst.sparsity.sharding import local
 from horst.sparsity.state_policy import StatePolicy
 
 

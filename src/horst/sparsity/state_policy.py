@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from horst.sparsity.sharding import local
+from horst.parameters.sharding import local
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "exp_avg_var")

@@ -1,4 +1,0 @@
-"""One module a table or figure of the paper: a frozen Config, ``run(config) -> Result``, and a command line.
-
-``python -m horst.experiments.figure5_additive_vs_multiplicative --help`` lists the fields of a config.
-"""

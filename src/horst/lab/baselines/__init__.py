@@ -1,0 +1,1 @@
+"""Other people's methods, one short file each, and the contenders that experiments compare by name."""

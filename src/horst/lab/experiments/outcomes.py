@@ -1,0 +1,86 @@
+"""Runs of a table, one after the other: each leaves a file, and a table that was interrupted takes it from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from horst.lab.experiments.result import environment, plain
+from horst.lab.training import NonFiniteLoss
+from horst.lab.training.distributed import on_every_rank, rank
+from horst.optimizers import auto_alpha
+
+logger = logging.getLogger(__name__)
+
+
+def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]], device: str = "cpu") -> dict[str, Any]:
+    """What ``compute`` returned, from ``path`` if it was computed before with an equal ``config``.
+
+    Under ``"origin"`` it says where that was: the ``environment`` of the process, and how many ``seconds`` it took.
+
+    Args:
+        path: A JSON file, written whole or not at all.
+        config: A dataclass or a dictionary.
+        compute: Runs on all ranks; what rank 0 returns is kept, and returned on all.
+        device: Which it computes on.
+    """
+    wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
+    rule = [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD]  # the numbers of alpha="auto"
+    key = {"config": wanted, "auto": rule}
+    saved = _of_rank_0(lambda: _read(path, key))
+    if not saved:
+        origin: dict[str, Any] = {"environment": environment(device)}
+        began = time.perf_counter()
+        outcome = plain(compute())
+        origin["seconds"] = round(time.perf_counter() - began, 3)
+        saved = _of_rank_0(lambda: _write(path, {**key, "outcome": outcome, "origin": origin}))
+    return {**saved["outcome"], "origin": saved["origin"]}
+
+
+def broken_down(error: NonFiniteLoss) -> dict[str, str]:
+    """What a row says of a run whose loss was not finite, in place of its numbers: a table goes on without them.
+
+    Example:
+        >>> broken_down(NonFiniteLoss("the loss is nan at step 50; all was finite until step 0."))
+        {'broke_down': 'the loss is nan at step 50'}
+    """
+    logger.warning("a run broke down: %s", error)
+    return {"broke_down": str(error).split(";")[0]}
+
+
+def _of_rank_0(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``action`` returns on rank 0, which alone does it, on every rank: they must agree on what is done."""
+    return on_every_rank(lambda: action() if rank() == 0 else {})[0]
+
+
+def _write(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(saved))
+    os.replace(temporary, path)
+    return saved
+
+
+def _read(path: pathlib.Path, key: dict[str, Any]) -> dict[str, Any]:
+    """What the file holds; nothing if there is none, if it is another's, or if it is damaged, which a warning tells."""
+    if not path.is_file():
+        return {}
+    try:
+        saved = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        logger.warning("%s is no whole outcome (%s): its run is taken for not done.", path, error)
+        return {}
+    if not isinstance(saved, dict) or not isinstance(saved.get("outcome"), dict):
+        logger.warning("%s holds no outcome of ours: its run is taken for not done.", path)
+        return {}
+    if {name: saved.get(name) for name in key} != key:
+        return {}
+    if "origin" not in saved:  # an earlier version did not note it
+        saved["origin"] = {"environment": dict.fromkeys(environment(), "unknown"), "seconds": 0.0}
+    return saved

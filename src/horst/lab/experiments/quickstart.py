@@ -1,0 +1,324 @@
+"""The quickstart: AdamW and HORST side by side on real text and images that every machine has, in minutes on two cores.
+
+Tables 6 and 1 in miniature. A GPT learns the source of Python's standard library, byte by byte, and is pruned in one
+shot by magnitude; a vision transformer learns scikit-learn's digits with AC/DC. All optimizers get the same seeds,
+data, steps and learning rates. The text is learnt by proximal HORST too, which goes beyond the paper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import platform
+import shutil
+import sys
+import sysconfig
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from horst.lab.baselines.contenders import Alpha, Name, Optimization
+from horst.lab.data.image_data import read_digits
+from horst.lab.data.tokenization import write_token_files
+from horst.lab.experiments import table1_deit_acdc, table6_gpt2_one_shot
+from horst.lab.experiments.language_model import LanguageConfig
+from horst.lab.experiments.result import Origin, Result, command_line, environment, provenance
+from horst.lab.experiments.vision_model import VisionConfig
+from horst.lab.models.deit import DeiTConfig, build_deit
+from horst.lab.models.gpt2 import GPT2, GPT2Config
+from horst.lab.training import Interrupted, World, processes
+
+NAME = "quickstart"
+OPTIMIZERS: tuple[Name, ...] = ("adamw", "horst")
+LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-proximal": "proximal HORST"}
+# More do not help models this small; and not all cores: where another program wants one, threads that wait for each
+# other make small steps ten times slower.
+THREADS = 4
+# One file in so many is held out, and scored as far as this many characters: evaluation takes the same time everywhere.
+HELD_OUT, SCORED = 50, 3000
+
+Compute = Callable[[World], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The quickstart.
+
+    Args:
+        seeds: Of weights and data order; every optimizer runs with each.
+        steps: Of each language model.
+        epochs: Of each vision model.
+        lr: Learning rate of the language models.
+        vision_lrs: Learning rates of the vision models. The paper's is 5e-3; AdamW does better with a larger one here.
+        sparsities: Of the language models after training; the dense ones are always there.
+        vision_sparsity: Which AC/DC trains to.
+        alpha: HORST's.
+        l1: Of proximal HORST, which has ``alpha="auto"`` and this soft threshold; it trains language models alone.
+        directory: Gets a folder ``unfinished``, from which a quickstart that was interrupted goes on; a finished one
+            takes it away.
+        setting: What is trained on what, in words.
+    """
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = 500
+    epochs: int = 30
+    lr: float = 4e-3
+    vision_lrs: tuple[float, ...] = (5e-3, 2e-2)
+    sparsities: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    vision_sparsity: float = 0.9
+    alpha: float = 5.0
+    l1: float = 0.1
+    directory: pathlib.Path = pathlib.Path("runs/quickstart")
+    setting: str = "a GPT of 2 blocks of width 64 on Python's source, a ViT of 2 blocks of width 24 on digits"
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "vision_lrs", "sparsities"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} must be at least one value, none of them twice, got {values}.")
+        # Now, and not after the first models are trained.
+        if self.steps < 1 or self.epochs < 2:  # AC/DC needs room for its phases
+            raise ValueError(f"steps must be at least 1 and epochs at least 2, got {self.steps} and {self.epochs}.")
+        for value in (*self.sparsities, self.vision_sparsity):
+            if not 0.0 < value < 1.0:
+                raise ValueError(f"sparsities must lie in (0, 1), got {value}. Give a fraction: 0.9, not 90.")
+        if not 0.0 <= self.l1 < math.inf:
+            raise ValueError(f"l1 must be at least 0, got {self.l1}; 0 is no threshold.")
+        for value in (self.lr, *self.vision_lrs):
+            if not 0.0 < value < math.inf:
+                raise ValueError(f"learning rates must be positive, got {value}.")
+
+    @property
+    def unfinished(self) -> pathlib.Path:
+        """Text, checkpoints and outcomes, until all is done."""
+        return self.directory / "unfinished"
+
+    def language(self, data: pathlib.Path, optimizer: Name) -> LanguageConfig:
+        """How the language models are trained."""
+        alpha: Alpha = "auto" if optimizer == "horst-proximal" else self.alpha
+        return LanguageConfig(
+            data=data,
+            model=GPT2Config(layers=2, heads=4, width=64, context=64, vocabulary=257),
+            optimization=Optimization(lr=self.lr, betas=(0.9, 0.95), alpha=alpha, proximal=self.l1),
+            steps=self.steps,
+            batch_size=16,
+            warmup_steps=self.steps // 10,
+            precision="float32",
+            checkpoint_every=None,
+            log_every=min(25, self.steps),
+        )
+
+    def vision(self, lr: float) -> VisionConfig:
+        """How the vision models are trained: what the paper says of its recipe, at this size."""
+        return VisionConfig(
+            dataset="digits",
+            data=pathlib.Path(),
+            model=DeiTConfig(
+                image_size=8, patch_size=2, channels=1, classes=10, width=24, depth=2, heads=4, class_token=False
+            ),
+            optimization=Optimization(lr=lr, decay="all", alpha=self.alpha),
+            epochs=self.epochs,
+            batch_size=128,
+            clip_norm=1.0,
+            mixup=0.0,
+            cutmix=0.0,
+            padding=0,
+            flip=False,
+            precision="float32",
+            eval_every=None,
+            checkpoint_every=None,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One model to train, and how to get its rows and its histogram."""
+
+    part: str
+    optimizer: Name
+    about: str
+    compute: Compute
+
+
+def show(line: str) -> None:
+    """The default of ``progress``: a line on stderr. The loop of each run shows a bar of its own in a terminal."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def run(config: Config, progress: Callable[[str], None] = show) -> Result:
+    """Train and prune everything; Ctrl-C ends it with what is there, and the next call goes on.
+
+    Args:
+        config: Sizes.
+        progress: Called with a line at the beginning and the end of each run.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C before the first run was through, when there is nothing to return.
+    """
+    start = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    histograms: dict[str, dict[str, Any]] = {"language": {}, "vision": {}}
+    origins: list[Origin] = []
+    done = 0
+    with processes("cpu") as world, _few_threads():
+        data = config.unfinished / f"python-{platform.python_version()}"
+        runs, notes = _plan(config, data)
+        for note in notes:
+            progress(note)
+        progress(f"{len(runs)} runs follow.")
+        try:
+            _write_text(data)
+            for number, each in enumerate(runs, 1):
+                progress(f"[{number}/{len(runs)}] {each.about}")
+                began = time.perf_counter()
+                found = each.compute(world)
+                progress(f"    {_in_words(found['rows'])} ({time.perf_counter() - began:.0f} s)")
+                origins.append(found["origin"])
+                rows += [{"part": each.part, **row} for row in found["rows"]]
+                if "histogram" in found:  # not of a run that broke down
+                    histograms[each.part].setdefault(each.optimizer, found["histogram"])
+                done = number
+        except (Interrupted, KeyboardInterrupt) as stop:
+            if not rows:
+                raise KeyboardInterrupt from stop
+            progress(f"Interrupted after {done} of {len(runs)} runs. The same command goes on from here.")
+        else:
+            shutil.rmtree(config.unfinished)
+            with contextlib.suppress(OSError):  # other files may be there
+                config.directory.rmdir()
+        where = environment()
+    if done < len(runs):
+        notes.insert(0, f"Partial: interrupted after {done} of {len(runs)} runs.")
+    return Result(
+        experiment=NAME,
+        config=dataclasses.asdict(config),
+        rows=rows,
+        curves={"histograms": histograms, "runs": {"done": done, "planned": len(runs)}},
+        notes=notes,
+        **provenance(origins, where, time.perf_counter() - start),
+    )
+
+
+def is_partial(result: Result) -> bool:
+    """Whether it was interrupted.
+
+    Example:
+        >>> from horst.lab.experiments.result import timed
+        >>> is_partial(timed(NAME, Config(), lambda: ([], {"runs": {"done": 3, "planned": 18}}, [])))
+        True
+    """
+    runs: dict[str, int] = result.curves["runs"]
+    return runs["done"] < runs["planned"]
+
+
+def _plan(config: Config, data: pathlib.Path) -> tuple[list[_Run], list[str]]:
+    """All runs, seed by seed so that an early end leaves pairs to compare; and what they train, in words."""
+    language, vision = config.language(data, "adamw"), config.vision(config.vision_lrs[0])
+    digits = read_digits()
+    files = _source_files()
+    runs: list[_Run] = []
+    for seed in config.seeds:
+        for name in (*OPTIMIZERS, "horst-proximal"):
+            about = f"GPT with {LABELS[name]}, seed {seed}"
+            runs.append(_Run("language", name, about, _language_run(config, data, name, seed)))
+        for lr in config.vision_lrs:
+            for name in OPTIMIZERS:
+                about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
+                runs.append(_Run("vision", name, about, _vision_run(config, lr, name, seed)))
+    tokens = language.steps * language.batch_size * language.model.context
+    notes = [
+        f"Text: a GPT of {_size(GPT2(language.model)):,} parameters on the source of the standard library of Python "
+        f"{platform.python_version()} ({len(files)} files, one in {HELD_OUT} held out), {language.steps} steps, "
+        f"{tokens:,} bytes; then one-shot magnitude pruning of all matrices in its blocks.",
+        f"Images: a vision transformer of {_size(build_deit(vision.model)):,} parameters on {len(digits.images):,} of "
+        f"scikit-learn's handwritten digits, {vision.epochs} epochs of AC/DC to {config.vision_sparsity:.0%} zeros in "
+        f"its blocks; {len(digits.test_images)} test images, so one image is {1 / len(digits.test_images):.2%}.",
+        "The models are a thousand times smaller than the paper's and stop long before they converge: this shows what "
+        "the update does, not what it is worth at scale.",
+    ]
+    return runs, notes
+
+
+def _language_run(config: Config, data: pathlib.Path, optimizer: Name, seed: int) -> Compute:
+    table = table6_gpt2_one_shot.Config(
+        run=config.language(data, optimizer),
+        sparsities=config.sparsities,
+        prune_layers="blocks",
+        directory=config.unfinished,
+    )
+    return functools.partial(table6_gpt2_one_shot.one_run, table, optimizer, seed)
+
+
+def _vision_run(config: Config, lr: float, optimizer: Name, seed: int) -> Compute:
+    table = table1_deit_acdc.Config(run=config.vision(lr), directory=config.unfinished)
+
+    def compute(world: World) -> dict[str, Any]:
+        found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
+        return {**found, "rows": [found["row"]]}
+
+    return compute
+
+
+def _source_files() -> list[pathlib.Path]:
+    """The standard library's own modules, without its tests and what was installed beside it."""
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+    found = [path for path in sorted(root.rglob("*.py")) if not skipped & set(path.relative_to(root).parts)]
+    if len(found) < 2 * HELD_OUT:
+        raise FileNotFoundError(
+            f"this Python has {len(found)} source files of its standard library in {root}; the quickstart reads them. "
+            "Use a Python that comes with its source."
+        )
+    return found
+
+
+def _write_text(folder: pathlib.Path) -> None:
+    if (folder / "meta.json").is_file():
+        return
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for path in _source_files():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            held_out = zlib.crc32(path.relative_to(root).as_posix().encode()) % HELD_OUT == 0
+            yield ("val", text[:SCORED]) if held_out else ("train", text)
+
+    write_token_files(texts(), folder, tokenizer="bytes")
+
+
+@contextlib.contextmanager
+def _few_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, THREADS, (os.cpu_count() or 1) // 2)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _in_words(rows: list[dict[str, Any]]) -> str:
+    if "broke_down" in rows[0]:
+        return f"broke down: {rows[0]['broke_down']}"
+    if "top1" in rows[0]:
+        zeros = f"{rows[0]['zeros']:,} of {rows[0]['masked_weights']:,} weights zero"
+        return f"{rows[0]['top1']:.1%} of the test images right, {zeros}"
+    levels = ["dense" if not row["sparsity"] else f"at {row['sparsity']:.0%}" for row in rows]
+    found = [f"{row['perplexity']:.2f} {level}" for row, level in zip(rows, levels, strict=True)]
+    return "perplexity " + ", ".join(found)
+
+
+if __name__ == "__main__":
+    command_line(Config, run, f"{NAME}: AdamW and HORST side by side, in minutes.")

@@ -1,0 +1,192 @@
+"""Table 6 and Figures 4 and 8: GPT-2 trained dense, then pruned in one shot by magnitude, without fine-tuning.
+
+Every optimizer trains from the same weights on the same data in the same order. Pruned are the four linear weights of
+all blocks but the first and the last, each tensor by itself: 57 % of the paper's model, so "50 %" is 28.5 % of all its
+weights; rows have both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+from typing import Any, Literal
+
+from torch import Tensor
+
+from horst.lab.baselines.contenders import Name
+from horst.lab.data.token_batches import TokenBatches
+from horst.lab.experiments.language_model import (
+    LanguageConfig,
+    evaluate_language_model,
+    run_identity,
+    train_language_model,
+)
+from horst.lab.experiments.outcomes import broken_down, once
+from horst.lab.experiments.result import Origin, Result, command_line, timed
+from horst.lab.experiments.weight_histogram import weight_histogram, weight_spread
+from horst.lab.training import NonFiniteLoss, World, processes
+from horst.pruning import sweep
+from horst.sparsity import find_layers
+from horst.sparsity.masks import check_sparsity
+
+NAME = "table6_gpt2_one_shot"
+CALIBRATION_SEED = 90_000  # far from the seeds of the training order
+PruningMethod = Literal[
+    "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl", "magnitude-global"
+]  # fmt: skip
+#: By what stands behind the dash of a method.
+DISTRIBUTIONS: dict[str, Literal["uniform", "owl", "global"]] = {"": "uniform", "owl": "owl", "global": "global"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Table 6.
+
+    Args:
+        run: How the models are trained.
+        optimizers: The contenders.
+        sparsities: Of the pruned tensors; the dense model is always there.
+        methods: How to prune. The paper has magnitude; its outlook names SparseGPT. With ``-owl``, OWL shares out the
+            sparsity over the blocks; with ``-global``, one threshold for all tensors does.
+        prune_layers: What is pruned: the paper's choice, or all blocks.
+        calibration_samples: Training sequences that Wanda and SparseGPT look at.
+        seeds: Of weights and data order. The paper has one.
+        directory: Where checkpoints and metrics go; a table that was interrupted goes on from there.
+        setting: What is trained on what, in words, and how it differs from the paper.
+    """
+
+    run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
+    optimizers: tuple[Name, ...] = ("adamw", "ham", "horst")
+    sparsities: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    methods: tuple[PruningMethod, ...] = ("magnitude",)
+    prune_layers: Literal["paper", "blocks"] = "paper"
+    calibration_samples: int = 128
+    seeds: tuple[int, ...] = (0,)
+    directory: pathlib.Path = pathlib.Path("runs/table6")
+    setting: str = "as in the paper"
+
+    def __post_init__(self) -> None:
+        for sparsity in self.sparsities:  # now, and not after the first model is trained
+            check_sparsity(sparsity)
+
+
+def run(config: Config, name: str = NAME) -> Result:
+    """Train, prune, evaluate; rows by optimizer, seed and sparsity."""
+    with processes() as world:
+        origins: list[Origin] = []
+        return timed(name, config, lambda: _body(config, world, origins), str(world.device), origins)
+
+
+def _body(
+    config: Config, world: World, origins: list[Origin]
+) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    rows: list[dict[str, Any]] = []
+    curves: dict[str, Any] = {"training": [], "histograms": {}}
+    for seed in config.seeds:
+        for optimizer in config.optimizers:
+            found = one_run(config, optimizer, seed, world)
+            origins.append(found["origin"])
+            rows += found["rows"]
+            curves["training"].append(found["training"])
+            if seed == config.seeds[0] and "histogram" in found:
+                curves["histograms"][optimizer] = found["histogram"]
+    run = config.run
+    notes = [
+        f"{run.steps * run.batch_size * run.model.context:,} training tokens; the paper's run has 1,638,400,000.",
+        "Perplexity is token-weighted over the whole validation file; the paper's code averages batch losses.",
+    ]
+    return rows, curves, notes
+
+
+def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
+    """Train one model and prune it at every level, unless that was done before; see :func:`train_and_prune`.
+
+    One that breaks down has rows without numbers, and no histogram.
+    """
+    optimization = config.run.optimization
+    directory = config.directory / f"{optimizer}-{optimization.label(optimizer)}-lr{optimization.lr:g}-seed{seed}"
+    settings = {
+        **run_identity(config.run, optimizer, seed),
+        "pruning": [config.sparsities, config.methods, config.prune_layers, config.calibration_samples],
+    }
+
+    def compute() -> dict[str, Any]:
+        try:
+            return train_and_prune(config, optimizer, seed, directory, world)
+        except NonFiniteLoss as error:
+            about = {**config.run.optimization.about(optimizer), "seed": seed}
+            return {
+                "rows": [{**about, **level} for level in broken_levels(config, error)],
+                "training": {**about, "tokens_per_second": None, "seconds": None, "steps": None},
+            }
+
+    return once(directory / "outcome.json", settings, compute, str(world.device))
+
+
+def broken_levels(config: Config, error: NonFiniteLoss) -> list[dict[str, Any]]:
+    """The levels of a model that broke down in training: none has numbers."""
+    levels = [("dense", 0.0), *((method, level) for method in config.methods for level in config.sparsities)]
+    why = {"loss": None, "perplexity": None, **broken_down(error)}
+    return [{"method": method, "sparsity": level, **why} for method, level in levels]
+
+
+def train_and_prune(
+    config: Config, optimizer: Name, seed: int, directory: pathlib.Path, world: World
+) -> dict[str, Any]:
+    """Train one model and prune it at every level.
+
+    Returns:
+        ``rows``, one for each level, the dense model's first; ``training``, its speed; ``histogram`` and ``spread`` of
+        the dense model's weights in the blocks.
+    """
+    about = {**config.run.optimization.about(optimizer), "seed": seed}
+    model, trained = train_language_model(config.run, optimizer, seed, directory, world)
+    needs_data = not set(config.methods) <= {"magnitude", "magnitude-global"}
+    calibration = _calibration(config, seed, world) if needs_data else None
+    average = {key: value for key, value in trained.metrics.items() if key.startswith("ema_")}
+    levels: list[dict[str, Any]] = []
+    for asked in config.methods:
+        method, _, suffix = asked.partition("-")
+        found = sweep(
+            model,
+            config.sparsities,
+            evaluate=lambda model: evaluate_language_model(model, config.run, world),
+            method=method,
+            data=calibration,
+            distribution=DISTRIBUTIONS[suffix],
+            layers=config.prune_layers,
+            samples=config.calibration_samples,
+        )
+        # the dense model comes first, once
+        levels += [{**found[0], **average}] if not levels else []
+        levels += [{**level, "method": asked} for level in found[1:]]
+    weights = [layer.param for layer in find_layers(model, "blocks")]
+    return {
+        "rows": [{**about, **level} for level in levels],
+        "training": {
+            **about,
+            "tokens_per_second": trained.units_per_second,
+            "seconds": trained.seconds,
+            "steps": trained.step,
+        },
+        "histogram": weight_histogram(weights),
+        "spread": weight_spread(weights),
+    }
+
+
+def _calibration(config: Config, seed: int, world: World) -> list[Tensor]:
+    """Training sequences, the same on every rank, so that every rank prunes alike."""
+    source = TokenBatches(
+        config.run.data / "train.bin",
+        batch_size=min(16, config.calibration_samples),
+        context=config.run.model.context,
+        seed=CALIBRATION_SEED + seed,
+        device=world.device,
+    )
+    count = -(-config.calibration_samples // source.batch_size)
+    return [tokens for tokens, _ in itertools.islice(source.batches(0), count)]
+
+
+if __name__ == "__main__":
+    command_line(Config, run, f"{NAME}: GPT-2 trained dense and pruned in one shot.")

@@ -1,0 +1,276 @@
+"""Training a DeiT with AC/DC for an experiment: the paper's recipe (Table 2) as defaults, every choice a field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import Optimizer
+
+from horst.lab.baselines.contenders import Name, Optimization
+from horst.lab.data.cifar10 import read_cifar10
+from horst.lab.data.image_arrays import ImageArrays
+from horst.lab.data.image_data import ImageData, read_digits, read_npz
+from horst.lab.data.imagenet import ImageNet
+from horst.lab.data.mixing import Mixing
+from horst.lab.experiments import identity
+from horst.lab.models.deit import DeiTConfig, build_deit
+from horst.lab.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
+from horst.lab.training.config import Compile
+from horst.lab.training.distributed import World
+from horst.lab.training.evaluate import Precision
+from horst.sparsity import ACDC, GMP, Cubic, Recorder, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
+from horst.sparsity.layers import Preset
+
+Dataset = Literal["imagenet", "cifar10", "digits", "npz"]
+Method = Literal["acdc", "gmp", "rigl"]
+Source = ImageArrays | ImageNet
+CENTRE = 0.875  # of an ImageNet image's short side is evaluated on: 224 of 256 pixels
+WARMUP = 0.1  # share of the steps, for schedule="cosine"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """How the vision transformers of an experiment are trained.
+
+    Args:
+        dataset: What ``data`` holds. Digits come with scikit-learn and need no data.
+        data: ImageNet's folder with ``train`` and ``val`` (class folders or tar shards), the folder of CIFAR-10's
+            binary files, or an ``.npz`` file.
+        model: Its shape, which must be that of the data; ImageNet's images are cut to its size.
+        optimization: The optimizers' settings. The paper's code decays all tensors.
+        epochs: Of training.
+        batch_size: Images a step, over all processes.
+        schedule: Of the learning rate: the paper's triangle, or a linear warm-up over a tenth and a cosine (DeiT's).
+        clip_norm: Of the gradient; the paper does not say, and its base code does not clip.
+        mixup, cutmix, smoothing: Strengths; the paper names the methods without numbers, these are DeiT's own.
+        padding, flip: Augmentation of the data sets that stay on the device: width of the frame that crops are taken
+            from, and mirroring.
+        layers: Which layers AC/DC masks. The paper does not say; its base code masks every linear layer.
+        restore: Pruned weights come back from a sparse phase as zeros (AC/DC's reference), or with the values they had
+            (code that masks in the forward pass only, as the paper's base code does).
+        precision: bf16 computes under autocast, weights stay float32.
+        compile: Whether to compile the model; auto does on a GPU.
+        parallel: With torchrun: whole copies (ddp) or shards (fsdp).
+        accumulate: Split each process's batch into so many parts, one after the other: less memory, the same gradient.
+        ema_decay: Of an average of the weights, evaluated beside them; none keeps none.
+        eval_every: Epochs between evaluations; none evaluates at the end only.
+        checkpoint_every: Epochs between checkpoints; none writes one only when interrupted.
+        keep_checkpoints: How many stay.
+        log_every: Steps between two lines of ``metrics.jsonl``.
+        tensorboard: Write to the folder ``tensorboard`` of each run too.
+        wandb: Project of Weights & Biases to report to.
+        workers: Processes that decode images, for ImageNet.
+        deterministic: Deterministic algorithms only.
+    """
+
+    dataset: Dataset = "imagenet"
+    data: pathlib.Path = pathlib.Path("data/imagenet")
+    model: DeiTConfig = DeiTConfig()  # noqa: RUF009 - frozen
+    optimization: Optimization = Optimization(lr=5e-3, decay="all")  # noqa: RUF009 - frozen
+    epochs: int = 300
+    batch_size: int = 1024
+    schedule: Literal["triangular", "cosine"] = "triangular"
+    clip_norm: float | None = None
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    smoothing: float = 0.1
+    padding: int = 4
+    flip: bool = True
+    layers: Preset = "blocks"
+    restore: Literal["zeros", "values"] = "zeros"
+    precision: Precision = "bf16"
+    compile: Compile = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    accumulate: int = 1
+    ema_decay: float | None = None
+    eval_every: int | None = 10
+    checkpoint_every: int | None = 10
+    keep_checkpoints: int = 2
+    log_every: int = 50
+    tensorboard: bool = False
+    wandb: str | None = None
+    workers: int = 8
+    deterministic: bool = False
+
+
+def open_source(config: VisionConfig, seed: int, world: World) -> Source:
+    """The training and test images, as batches of this process.
+
+    Raises:
+        ValueError: The model is not for such images.
+    """
+    size = config.model.image_size
+    mixes = config.mixup or config.cutmix or config.smoothing
+    common: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "seed": seed,
+        "rank": world.rank,
+        "world_size": world.size,
+        "device": world.device,
+        "mixing": Mixing(mixup=config.mixup, cutmix=config.cutmix, label_smoothing=config.smoothing) if mixes else None,
+    }
+    if config.dataset == "imagenet":
+        resize = int(size / CENTRE)
+        source = ImageNet(config.data, image_size=size, resize=resize, workers=config.workers, **common)
+        _check_fit(config, {"classes": source.classes, "channels": 3})
+        return source
+    data = _read_arrays(config)
+    _, height, width, channels = data.images.shape
+    if height != width:
+        raise ValueError(f"the images of {config.dataset} are {height} x {width} pixels; the models are for squares.")
+    _check_fit(config, {"classes": data.classes, "channels": channels, "image_size": height})
+    return ImageArrays(data, padding=config.padding, flip=config.flip, **common)
+
+
+def _check_fit(config: VisionConfig, data: Mapping[str, int]) -> None:
+    """Refuse a model that is for other images, before it is trained."""
+    wrong = {name: value for name, value in data.items() if getattr(config.model, name) != value}
+    if wrong:
+        words = [f"{name} is {wrong[name]} in the data, {getattr(config.model, name)} in the model" for name in wrong]
+        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in wrong.items())
+        raise ValueError(f"the model does not fit {config.dataset}: {'; '.join(words)}. Use {options}.")
+
+
+def _read_arrays(config: VisionConfig) -> ImageData:
+    readers = {"cifar10": read_cifar10, "npz": read_npz, "digits": lambda _: read_digits()}
+    return readers[config.dataset](config.data)
+
+
+def run_identity(
+    config: VisionConfig, optimizer: Name, sparsity: float, seed: int, method: Method = "acdc"
+) -> dict[str, Any]:
+    """All that a run's outcome depends on."""
+    return {
+        "run": identity.settings(config, optimizer),
+        "optimizer": optimizer,
+        "masks": {"method": method, "sparsity": sparsity} if sparsity else None,
+        "seed": seed,
+        "data": identity.image_folders(config.data.resolve())
+        if config.dataset == "imagenet"
+        else identity.image_data(_read_arrays(config)),
+    }
+
+
+def train_sparse_vision_model(
+    config: VisionConfig,
+    optimizer: Name,
+    sparsity: float,
+    seed: int,
+    directory: pathlib.Path,
+    world: World,
+    method: Method = "acdc",
+) -> tuple[nn.Module, TrainResult, dict[str, Any]]:
+    """Train from the seed's weights with masks; sparsity 0 is a dense run.
+
+    Returns:
+        The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
+        ``records``, one for each change of masks (:func:`phase_records`), and ``accuracy``, one for each evaluation.
+    """
+    about = run_identity(config, optimizer, sparsity, seed, method)
+    source = open_source(config, seed, world)
+    torch.manual_seed(seed)
+    model = parallelize(build_deit(config.model), config.parallel, world.device)
+    steps = config.epochs * source.steps_per_epoch
+    contender = config.optimization.make(model, optimizer)
+    task = Task(
+        model=model,
+        loss=lambda model, images, targets: F.cross_entropy(model(images).float(), targets),
+        train=source,
+        evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.precision),
+        identity={**about, "run": identity.deciding(about["run"])},
+    )
+    schedule = Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps))
+    loop = LoopConfig(
+        steps=steps,
+        schedule=schedule,
+        precision=config.precision,
+        compile=config.compile,
+        accumulate=config.accumulate,
+        clip_norm=config.clip_norm,
+        ema_decay=config.ema_decay,
+        eval_every=config.eval_every and config.eval_every * source.steps_per_epoch,
+        checkpoint_every=config.checkpoint_every and config.checkpoint_every * source.steps_per_epoch,
+        keep_checkpoints=config.keep_checkpoints,
+        log_every=config.log_every,
+        tensorboard=config.tensorboard,
+        wandb=config.wandb,
+        deterministic=config.deterministic,
+    )
+    if not sparsity:
+        result = train(task, contender, loop, directory=directory)
+        return model, result, {"phases": _history([], source, directory, world)}
+    with _sparsifier(config, model, contender, sparsity, source.steps_per_epoch, method) as sparsifier:
+        recorder = Recorder(sparsifier, quantiles=())  # counts at the events alone; nothing in between
+        result = train(task, contender, loop, sparsifier=sparsifier, directory=directory)
+        masked = sum(layer.param.numel() for layer in sparsifier.layers)
+        found = {
+            "masked_weights": masked,
+            "zeros": round(sparsifier.current_sparsity * masked),
+            "masked_layers": [layer.name for layer in sparsifier.layers],
+            "phases": _history(recorder.records, source, directory, world),
+        }
+    return model, result, found
+
+
+def _sparsifier(
+    config: VisionConfig, model: nn.Module, optimizer: Optimizer, sparsity: float, steps_per_epoch: int, method: Method
+) -> Sparsifier:
+    """AC/DC; GMP from a tenth to three quarters of the steps; or RigL until three quarters: in fifty updates each."""
+    steps = config.epochs * steps_per_epoch
+    common: dict[str, Any] = {"sparsity": sparsity, "layers": config.layers}
+    every = max(1, steps // 75)
+    if method == "gmp":
+        schedule = Cubic(steps // 10, 3 * steps // 4, every=every)
+        return GMP(model, optimizer, schedule=schedule, distribution="global", **common)
+    if method == "rigl":
+        return RigL(model, optimizer, schedule=rigl_steps(steps, every=every), **common)
+    if config.epochs % 100 == 0:  # the reference's epochs, as the paper's runs have them
+        phases = acdc_epochs(config.epochs, steps_per_epoch=steps_per_epoch)
+    else:
+        phases = dataclasses.replace(acdc_steps(steps), steps_per_epoch=steps_per_epoch)
+    return ACDC(model, optimizer, schedule=phases, restore=config.restore, **common)
+
+
+def phase_records(records: Sequence[Mapping[str, Any]], steps_per_epoch: int) -> list[dict[str, Any]]:
+    """A recorder's records over all layers: one for each change, with what the new phase begins with.
+
+    Args:
+        records: Of :class:`horst.sparsity.Recorder`.
+        steps_per_epoch: Turns steps into epochs.
+
+    Example:
+        >>> records = [{"step": 40, "kind": "prune", "sparsity": 0.9, "overlap": 0.5, "sign_flips": 0.1, "layers": {}}]
+        >>> phase_records(records, steps_per_epoch=20)
+        [{'step': 40, 'epoch': 2.0, 'phase': 'sparse', 'sparsity': 0.9, 'overlap': 0.5, 'sign_flips': 0.1}]
+    """
+    return [
+        {
+            "step": record["step"],
+            "epoch": record["step"] / steps_per_epoch,
+            "phase": "sparse" if record["sparsity"] else "dense",
+            **{key: record[key] for key in ("sparsity", "overlap", "sign_flips")},
+        }
+        for record in records
+    ]
+
+
+def _history(
+    records: Sequence[Mapping[str, Any]], source: Source, directory: pathlib.Path, world: World
+) -> dict[str, list[dict[str, Any]]]:
+    """Mask changes, and the accuracies that rank 0 has written to the run's metrics."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines() if world.rank == 0 else []
+    return {
+        "records": phase_records(records, source.steps_per_epoch),
+        "accuracy": [
+            {"epoch": line["step"] / source.steps_per_epoch, "top1": line["eval_top1"]}
+            for line in map(json.loads, lines)
+            if "eval_top1" in line
+        ],
+    }

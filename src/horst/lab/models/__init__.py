@@ -1,0 +1,5 @@
+"""Models."""
+
+from horst.lab.models.diagonal import DiagonalNetwork
+
+__all__ = ["DiagonalNetwork"]

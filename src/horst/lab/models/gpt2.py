@@ -1,0 +1,243 @@
+"""GPT-2 as the paper's language runs train it: pre-LN, packed QKV, learned positions, a head tied to the embedding.
+
+Parameters have the names of Hugging Face's GPT-2; :mod:`horst.lab.models.gpt2_hugging_face` converts either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from horst.lab.models.gelu import GELU
+from horst.lab.models.linear_cross_entropy import linear_cross_entropy
+from horst.lab.models.residual import AutocastPrecision, Residual
+
+LAYER_NORM_EPS = 1e-5
+_GELU: dict[str, Callable[[], nn.Module]] = {"exact": GELU, "tanh": functools.partial(nn.GELU, approximate="tanh")}
+_ATTENTION_WITH_CUDNN_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """The defaults are the paper's model: 123,980,544 parameters.
+
+    Args:
+        layers, heads, width: Of the transformer; the MLP is four times as wide.
+        context: The longest sequence.
+        vocabulary: Tokens, at least as many as the tokenizer's. 50304 is GPT-2's 50257 rounded up to a multiple of 128.
+        bias: Biases in linear layers and norms. The paper's base code has none, Hugging Face's GPT-2 has them.
+        gelu: ``"exact"`` as the paper's base code, ``"tanh"`` as OpenAI's GPT-2 (``gelu_new``).
+        tied: The head is the token embedding.
+        dropout: On embeddings, attention weights and the output of each residual branch.
+        attention: ``"cudnn"`` prefers cuDNN's kernel where it runs; torch chooses by itself otherwise. The maths is the
+            same.
+        residual: The precision of what runs from block to block under autocast: ``"float32"`` is what adding float32
+            embeddings gives; ``"autocast"`` is autocast's own, half the memory to move.
+        loss_rows: How many tokens' logits exist at a time in :meth:`GPT2.loss`; None is all. The maths is the same.
+    """
+
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    context: int = 512
+    vocabulary: int = 50304
+    bias: bool = False
+    gelu: Literal["exact", "tanh"] = "exact"
+    tied: bool = True
+    dropout: float = 0.0
+    attention: Literal["auto", "cudnn"] = "auto"
+    residual: Residual = "float32"
+    loss_rows: int | None = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "context", "vocabulary"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}.")
+        if self.gelu not in _GELU:
+            raise ValueError(f"gelu must be one of {sorted(_GELU)}, got {self.gelu!r}.")
+        if self.attention not in ("auto", "cudnn"):
+            raise ValueError(f"attention must be 'auto' or 'cudnn', got {self.attention!r}.")
+        if self.residual not in get_args(Residual):
+            raise ValueError(f"residual must be one of {', '.join(get_args(Residual))}, got {self.residual!r}.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}. Give a fraction: 0.1, not 10.")
+        if self.loss_rows is not None and self.loss_rows < 1:
+            raise ValueError(f"loss_rows must be at least 1, got {self.loss_rows}. Use None for all at once.")
+
+
+class GPT2(nn.Module):
+    r"""The language model.
+
+    .. math::
+        x_0 &= W_e[\text{tokens}] + W_p, \qquad
+        \text{logits} = W_h\, \mathrm{LN}(x_L) \\
+        x_{l+1/2} &= x_l + \mathrm{Attention}(\mathrm{LN}(x_l)), \qquad
+        x_{l+1} = x_{l+1/2} + \mathrm{MLP}(\mathrm{LN}(x_{l+1/2}))
+
+    Weights are drawn from torch's global generator: :math:`\mathcal{N}(0, 0.02^2)`, and
+    :math:`0.02 / \sqrt{2L}` for the ``c_proj`` that end a residual branch, L being ``layers``. Biases start at zero.
+
+    Args:
+        config: None is the paper's model.
+
+    Example:
+        >>> model = GPT2(GPT2Config(layers=2, heads=2, width=8, context=16, vocabulary=32))
+        >>> model(torch.zeros(3, 16, dtype=torch.int64)).shape
+        torch.Size([3, 16, 32])
+    """
+
+    def __init__(self, config: GPT2Config | None = None) -> None:
+        super().__init__()
+        self.config = config = GPT2Config() if config is None else config
+        self.transformer = Transformer(config)
+        self.lm_head = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.lm_head.weight = self.transformer.wte.weight
+        self._initialize()
+
+    @torch.no_grad()
+    def _initialize(self) -> None:
+        branch_std = 0.02 / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():  # a tied weight comes once
+            if parameter.dim() >= 2:
+                nn.init.normal_(parameter, std=branch_std if name.endswith("c_proj.weight") else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits, ``(batch, sequence)`` of int64 to ``(batch, sequence, vocabulary)``."""
+        logits: Tensor = self.lm_head(self.transformer(tokens))
+        return logits
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy over the targets that are not -100, without the logits in memory.
+
+        Args:
+            tokens: ``(batch, sequence)``.
+            targets: Of the same shape: the token that follows each.
+        """
+        if targets.shape != tokens.shape:
+            raise ValueError(f"targets must be shaped as tokens, {tuple(tokens.shape)}, got {tuple(targets.shape)}.")
+        hidden = self.transformer(tokens).flatten(0, 1)
+        return linear_cross_entropy(hidden, self.lm_head.weight, targets.flatten(), rows=self.config.loss_rows)
+
+    @classmethod
+    def from_hugging_face(cls, source: Any, *, bias: bool = True) -> GPT2:
+        """A Hugging Face GPT-2 as one of ours, with weights of its own, in the same dtype and on the same device.
+
+        Args:
+            source: A ``transformers.GPT2LMHeadModel``, the folder of one, or its name on the Hub.
+            bias: False takes the biases away, which must then be zero: the way back for a model without them.
+
+        Raises:
+            ValueError: The model is no GPT-2, or one that :class:`GPT2Config` cannot express.
+        """
+        from horst.lab.models import gpt2_hugging_face
+
+        return gpt2_hugging_face.from_hugging_face(source, bias=bias)
+
+    def to_hugging_face(self) -> Any:
+        """This model as a ``transformers.GPT2LMHeadModel``, with its own weights; biases it lacks are zeros there."""
+        from horst.lab.models import gpt2_hugging_face
+
+        return gpt2_hugging_face.to_hugging_face(self)
+
+
+class Transformer(nn.Module):
+    """Everything but the head: tokens ``(batch, sequence)`` to normalised states ``(batch, sequence, width)``."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.prefers_cudnn = config.attention == "cudnn"
+        self.wte = nn.Embedding(config.vocabulary, config.width)
+        self.wpe = nn.Embedding(config.context, config.width)
+        self.drop = nn.Dropout(config.dropout)
+        self.residual = AutocastPrecision() if config.residual == "autocast" else nn.Identity()
+        self.h = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.ln_f = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS, bias=config.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The states after the last norm."""
+        if tokens.dim() != 2 or tokens.shape[1] > self.wpe.num_embeddings:
+            raise ValueError(
+                f"tokens must be (batch, sequence) with at most {self.wpe.num_embeddings} in a sequence, the model's "
+                f"context, got shape {tuple(tokens.shape)}."
+            )
+        # A slice, not a lookup: its gradient is a sum over the batch instead of a scatter.
+        x = self.residual(self.drop(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]))
+        with (
+            sdpa_kernel(_ATTENTION_WITH_CUDNN_FIRST, set_priority=True)
+            if self.prefers_cudnn
+            else contextlib.nullcontext()
+        ):
+            for block in self.h:
+                x = block(x)
+        states: Tensor = self.ln_f(x)
+        return states
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on the normalised residual stream and added to it."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS, bias=config.bias)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The residual stream, ``(batch, sequence, width)``."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Attention(nn.Module):
+    """Causal self-attention with one matrix for queries, keys and values."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.heads, self.dropout = config.heads, config.dropout
+        self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, sequence, width)``."""
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        out: Tensor = self.resid_dropout(self.c_proj(attended.transpose(1, 2).flatten(2)))
+        return out
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
+        self.gelu = _GELU[config.gelu]()
+        self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, sequence, width)``."""
+        out: Tensor = self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+        return out

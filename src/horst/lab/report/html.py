@@ -1,0 +1,154 @@
+"""The report: one self-contained HTML page from result files, and if wanted its figures and a Markdown version.
+
+::
+
+    from horst.lab.report import html
+
+    html.build(["runs/quickstart.json", "results/table6.json"], "report.html", formats=("png", "markdown"))
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, get_args
+
+from horst.files import PathLike, whole_file
+from horst.lab.experiments.result import Result
+from horst.lab.report import html_page, markdown_page
+from horst.lab.report.document import Section
+from horst.lab.report.figures import save_figure
+from horst.lab.report.sections import sections
+
+Format = Literal["png", "svg", "markdown"]
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "experiment": str, "config": dict, "rows": list, "curves": dict, "notes": list, "environment": dict,
+    "seconds": (int, float), "schema_version": int,
+}  # fmt: skip
+
+
+def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[Format] = ()) -> pathlib.Path:
+    """Write the page.
+
+    Args:
+        results: Result files; a folder stands for the ``.json`` files directly in it.
+        out: The page, written whole or not at all.
+        formats: What else to write: ``"png"`` and ``"svg"`` put the figures into a folder named as the page is, with
+            ``_figures`` at the end; ``"markdown"`` writes the report beside the page, with those figures.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        FileNotFoundError: There is no such file, or none at all.
+        ValueError: A file is half-written, none of ours, or lacks what its tables show. The message names it.
+
+    Example:
+        >>> import tempfile
+        >>> from horst.lab.experiments.result import timed
+        >>> from horst.lab.experiments.toy_suite import Config
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> file = timed("mine", Config(), lambda: ([{"seed": 0, "score": 1.5}], {}, [])).save(folder / "mine.json")
+        >>> page = build([file], folder / "report.html").read_text()
+        >>> "<td class=\\"number\\">1.5</td>" in page
+        True
+    """
+    unknown = sorted(set(formats) - set(get_args(Format)))
+    if unknown:
+        raise ValueError(f"formats must be among {', '.join(get_args(Format))}, got {', '.join(map(repr, unknown))}.")
+    out = pathlib.Path(out)
+    found = sections([(path, read_result(path)) for path in _files(results)])
+    page = html_page.page(found)
+    folder = figure_folder(out)
+    endings = [ending for ending in ("png", "svg") if ending in formats]
+    for ending in endings:
+        _write_figures(found, folder, ending)
+    if "markdown" in formats:
+        with whole_file(out.with_suffix(".md")) as file:
+            file.write_text(markdown_page.page(found, folder.name, endings[0] if endings else None), encoding="utf-8")
+    with whole_file(out) as file:
+        file.write_text(page, encoding="utf-8")
+    return out
+
+
+def write_figures(results: Sequence[PathLike], folder: PathLike) -> list[pathlib.Path]:
+    """Write the figures that a report of these results has, as PNG files alone; where they are.
+
+    Args:
+        results: As for :func:`build`.
+        folder: Made if there is something to draw.
+
+    Raises:
+        FileNotFoundError, ValueError: As :func:`build`.
+    """
+    return _write_figures(
+        sections([(path, read_result(path)) for path in _files(results)]), pathlib.Path(folder), "png"
+    )
+
+
+def figure_folder(path: PathLike) -> pathlib.Path:
+    """Where the figures of a page or of a result file go.
+
+    Example:
+        >>> figure_folder("runs/table6_cpu.json").as_posix()
+        'runs/table6_cpu_figures'
+    """
+    path = pathlib.Path(path)
+    return path.with_name(f"{path.stem}_figures")
+
+
+def read_result(path: PathLike) -> Result:
+    """A result file, checked.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is half-written, or something else.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no result file {path}.")
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is no whole result file: {error}. It may be half-written; run its experiment again."
+        ) from error
+    fields = content if isinstance(content, dict) else {}
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
+    if wrong:
+        raise ValueError(
+            f"{path} is no result file of ours: it lacks {', '.join(wrong)}, or they have another type. Give files "
+            "that an experiment has written."
+        )
+    if not all(isinstance(row, dict) for row in fields["rows"]) or not all(isinstance(n, str) for n in fields["notes"]):
+        raise ValueError(f"{path} is no result file of ours: rows must be objects, and notes texts.")
+    try:
+        return Result.load(path)
+    except TypeError as error:
+        raise ValueError(f"{path} is no result file of ours: {error}.") from error
+
+
+def _files(results: Sequence[PathLike]) -> list[pathlib.Path]:
+    files: dict[pathlib.Path, None] = {}
+    for given in map(pathlib.Path, results):
+        inside = sorted(given.glob("*.json")) if given.is_dir() else [given]
+        if not inside:
+            raise FileNotFoundError(f"there is no .json file in {given}.")
+        files |= dict.fromkeys(inside)
+    if not files:
+        raise FileNotFoundError("there is nothing to report: give at least one result file.")
+    return list(files)
+
+
+def _write_figures(found: Sequence[Section], folder: pathlib.Path, ending: str) -> list[pathlib.Path]:
+    written = []
+    for section in found:
+        for figure in section.content.figures:
+            path = folder / f"{section.file_name(figure)}.{ending}"
+            with section.blamed():
+                drawn = figure.draw()  # first: where nothing can be drawn, no folder is made
+                with whole_file(path) as file:
+                    save_figure(drawn, file, ending)
+            written.append(path)
+    return written

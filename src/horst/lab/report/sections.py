@@ -1,0 +1,294 @@
+"""From result files to the sections of a report: what each kind of result shows, and which files belong together."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from horst.lab.experiments.result import Result
+from horst.lab.report import geometry, pages, transformer_sections
+from horst.lab.report.document import Content, Figure, Section, Table, blamed
+from horst.lab.report.figures import FIGURES
+from horst.lab.report.frontier import sections as frontier_sections
+from horst.lab.report.tables import markdown
+
+Source = tuple[pathlib.Path, Result]
+ROWS = 200  # of a table of an unknown kind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """How a kind of result is shown.
+
+    Args:
+        title: Of its section.
+        group: The heading it stands under in the table of contents.
+        write: Its tables and figures.
+        joins: Whether results with equal settings share a section: the seeds or optimizers of one table.
+    """
+
+    title: str
+    group: str
+    write: Callable[[Sequence[Result]], Content]
+    joins: bool = False
+
+
+def sections(sources: Sequence[Source]) -> list[Section]:
+    """A section a kind and setting, in the order of :data:`KINDS`; kinds of others come last, each with its rows.
+
+    Raises:
+        ValueError: A result lacks what its table or figure needs; the message names the file.
+    """
+    order = {kind: place for place, kind in enumerate(KINDS)}
+    groups: list[list[Source]] = []
+    for path, result in sorted(sources, key=lambda source: order.get(source[1].experiment, len(order))):
+        with blamed([path], result.experiment):
+            home = next((group for group in groups if _belong_together(group, result)), None)
+        if home is None:
+            groups.append([(path, result)])
+        else:
+            home.append((path, result))
+    titles: dict[str, int] = {}
+    return [_section(group, titles) for group in groups]
+
+
+def _section(group: Sequence[Source], titles: dict[str, int]) -> Section:
+    path, result = group[0]
+    kind = KINDS.get(result.experiment) or Kind(title=result.experiment, group="Other results", write=_rows_as_they_are)
+    with blamed([path for path, _ in group], result.experiment):
+        content = kind.write([result for _, result in group])
+    titles[kind.title] = titles.get(kind.title, 0) + 1
+    title = kind.title if titles[kind.title] == 1 else f"{kind.title} ({path.stem})"
+    anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "result"
+    used = titles[f"#{anchor}"] = titles.get(f"#{anchor}", 0) + 1
+    anchor = anchor if used == 1 else f"{anchor}-{used}"
+    return Section(title=title, anchor=anchor, group=kind.group, content=content, results=group)
+
+
+def _belong_together(group: Sequence[Source], result: Result) -> bool:
+    """Of one kind, with equal settings, and no run twice: a repeated one would count as another seed."""
+    first = group[0][1]
+    if result.experiment != first.experiment or result.experiment not in KINDS or not KINDS[result.experiment].joins:
+        return False
+    return _settings(result) == _settings(first) and not any(_runs(result) & _runs(other) for _, other in group)
+
+
+def _settings(result: Result) -> str:
+    """What the numbers of one table share. The table's own axes, and where files went, are no settings."""
+    config = copy.deepcopy(result.config)
+    for name in ("seeds", "optimizers", "sparsities", "directory", "alpha", "minutes"):
+        config.pop(name, None)
+    optimization = config.get("run", {}).get("optimization", {})
+    for name in ("alpha", "beta", "ham_alpha", "ham_beta"):
+        optimization.pop(name, None)
+    if KINDS[result.experiment].group != _LANGUAGE:  # whose tables have no column for the rate
+        optimization.pop("lr", None)
+    return json.dumps(config, sort_keys=True)
+
+
+def _runs(result: Result) -> set[tuple[str, ...]]:
+    names = ("optimizer", "alpha", "beta", "lr", "sparsity", "seed", "method")
+    return {tuple(str(row.get(name)) for name in names) for row in result.rows}
+
+
+def _rows_as_they_are(results: Sequence[Result]) -> Content:
+    rows = results[0].rows
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [[_cell(row.get(column)) for column in columns] for row in rows[:ROWS]]
+    left = f" The first {ROWS} of {len(rows)} rows; the file has all." if len(rows) > ROWS else ""
+    caption = f"The rows of the file as they are: this report knows no better way to show this kind.{left}"
+    return Content(tables=[Table.of(caption, markdown(columns, lines))] if columns else [])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, (dict, list)):
+        value = json.dumps(value)
+        return value if len(value) <= 80 else f"{value[:77]}..."
+    return "" if value is None else str(value)
+
+
+def _tables(*writers: tuple[str, Callable[[Sequence[Result]], str]]) -> Callable[[Sequence[Result]], Content]:
+    """Content that is tables alone."""
+    return lambda results: Content(tables=[Table.of(caption, write(results)) for caption, write in writers])
+
+
+def _step_times(results: Sequence[Result]) -> Content:
+    on_gpu = results[0].config["device"] != "cpu"
+    write = pages.gpu_step_table if on_gpu else pages.cpu_step_table
+    return Content(tables=[Table.of("Time of an optimizer step; the floor is what the memory allows", write(results))])
+
+
+def _toy(name: str, caption: str, alt: str, *tables: tuple[str, str]) -> Callable[[Sequence[Result]], Content]:
+    """A figure of the geometry lab, and tables by their names on its page."""
+
+    def write(results: Sequence[Result]) -> Content:
+        drawn = Figure(name="", draw=functools.partial(FIGURES[name], results[0]), caption=caption, alt=alt)
+        written = [Table.of(caption, geometry.TABLES[table][1](results[0])) for table, caption in tables]
+        return Content(tables=written, figures=[drawn])
+
+    return write
+
+
+_LANGUAGE, _VISION, _BEYOND, _GEOMETRY, _SPEED = "Language", "Vision", "Beyond the paper", "Geometry", "Speed"
+_SUMMARY = (
+    "Means over seeds. Off-support magnitude is the mean magnitude of the uninformative features, as a share of the "
+    "largest; angles in degrees to the max-margin solutions."
+)
+_PROFILE = "The mean over seeds with a band of one deviation; the informative features are on green ground."
+# The kinds of results and how each is shown, in the report's order.
+KINDS: Mapping[str, Kind] = {
+    "quickstart": Kind(title="AdamW and HORST side by side", group="Quickstart", write=transformer_sections.quickstart),
+    "table6_gpt2_one_shot": Kind(
+        title="Table 6: GPT-2, pruned in one shot", group=_LANGUAGE, write=transformer_sections.one_shot, joins=True
+    ),
+    "one_shot_methods": Kind(
+        title="One-shot pruning by several methods",
+        group=_LANGUAGE,
+        write=transformer_sections.one_shot,
+        joins=True,
+    ),
+    "table1_deit_acdc": Kind(
+        title="Table 1: DeiT with AC/DC", group=_VISION, write=transformer_sections.sparse_training, joins=True
+    ),
+    "table3_ham": Kind(
+        title="Table 3: HAM beside both", group=_VISION, write=transformer_sections.sparse_training, joins=True
+    ),
+    "table4_long_run": Kind(
+        title="Table 4: twice as long", group=_VISION, write=transformer_sections.sparse_training, joins=True
+    ),
+    "acdc_cifar10_vit": Kind(
+        title="AC/DC on CIFAR-10",
+        group=_VISION,
+        write=_tables(("A DeiT-small-like transformer on CIFAR-10; a line a run", pages.cifar_table)),
+        joins=True,
+    ),
+    "acdc_digits_vit": Kind(
+        title="AC/DC on digits",
+        group=_VISION,
+        write=_tables(("Mean accuracy over seeds, and their deviation, by learning rate", pages.digits_table)),
+    ),
+    "frontier_language": Kind(
+        title="Beyond the paper: alpha and the learning rate, language", group=_BEYOND, write=frontier_sections.language
+    ),
+    "frontier_vision": Kind(
+        title="Beyond the paper: alpha and the learning rate, vision", group=_BEYOND, write=frontier_sections.vision
+    ),
+    "frontier_compositions": Kind(
+        title="Beyond the paper: other compositions", group=_BEYOND, write=frontier_sections.compositions
+    ),
+    "figure1_weight_spread": Kind(
+        title="Figure 1: how weights are spread", group="Weights", write=transformer_sections.weight_spread
+    ),
+    "figure1_diagonal_network": Kind(
+        title="Figure 1: the diagonal network",
+        group=_GEOMETRY,
+        write=_toy(
+            "figure1_diagonal_network",
+            f"Figure 1 (right): final classifiers of gradient descent and Adam by feature. {_PROFILE}",
+            "Line charts of the final weights by feature, for gradient descent and for Adam.",
+            ("diagonal", _SUMMARY),
+        ),
+    ),
+    "figure2_dichotomy": Kind(
+        title="Figure 2: which operators commute, are bounded, are coercive",
+        group=_GEOMETRY,
+        write=_tables(
+            ("Properties as measured by probes, and where each leads", lambda r: geometry.dichotomy_table(r[0]))
+        ),
+    ),
+    "figure3_composition_order": Kind(
+        title="Figure 3: the order of composition",
+        group=_GEOMETRY,
+        write=_toy(
+            "figure3_composition_order",
+            f"Figure 3 (right): the mirror map before and after Adam. {_PROFILE}",
+            "Line chart of the final weights by feature, for Adam-Exp and Exp-Adam.",
+        ),
+    ),
+    "figure5_additive_vs_multiplicative": Kind(
+        title="Figure 5: additive and multiplicative updates",
+        group=_GEOMETRY,
+        write=_toy(
+            "figure5_additive_vs_multiplicative",
+            f"Figure 5: final classifiers of additive and of multiplicative updates. {_PROFILE}",
+            "Line charts of the final weights by feature: SGD and Exp-SGD on the left, Adam and Exp-Adam on the right.",
+        ),
+    ),
+    "figure6_mirror_maps": Kind(
+        title="Figure 6: two mirror maps",
+        group=_GEOMETRY,
+        write=_toy(
+            "figure6_mirror_maps",
+            f"Figure 6: final classifiers of hyperbolic and cosh entropy. {_PROFILE}",
+            "Line charts of the final weights by feature: hyperbolic entropy on the left, cosh entropy on the right.",
+        ),
+    ),
+    "figure7_loss_curves": Kind(
+        title="Figure 7: how fast the loss falls",
+        group=_GEOMETRY,
+        write=_toy(
+            "figure7_loss_curves",
+            "Figure 7: the loss over time, of SignSGD and of the cosh entropy by learning rate.",
+            "Line charts of the logarithm of the loss against the step; the table has the steps to reach each loss.",
+            ("losses", "Steps to reach a loss"),
+        ),
+    ),
+    "theorem4_7_implicit_bias": Kind(
+        title="Theorem 4.7: the bias of the flow",
+        group=_GEOMETRY,
+        write=_toy(
+            "theorem4_7_implicit_bias",
+            "The gap to the largest L1 margin against the norm of the classifier, one line a p, on logarithmic axes.",
+            "Line charts of the margin gap against the norm, one panel a setup; the table has the ends of the lines.",
+            ("theorem", "Where the flow ends, by setup and p"),
+        ),
+    ),
+    "toy_suite": Kind(
+        title="Every method on the toy problem",
+        group=_GEOMETRY,
+        write=_toy(
+            "toy_suite",
+            "Angles to the three max-margin directions and the mass off the support, over time, of every method.",
+            "Four line charts over the steps, one line a method; the tables have the ends of the lines.",
+            ("summary", _SUMMARY),
+            ("ratios", "The norm at margin 1 over the smallest possible, in each geometry; 1 is the max-margin one"),
+        ),
+    ),
+    "toy_ablation": Kind(
+        title="Variants of the toy problem",
+        group=_GEOMETRY,
+        write=_toy(
+            "toy_ablation",
+            "Mean magnitude off the support: a row a variant of the problem, a column a method; less is sparser.",
+            "Heat map of the mean magnitude off the support; the table has the same numbers.",
+            ("ablation", "Mean magnitude off the support; a star where the data are not separated"),
+            ("alphas", "HORST and HAM by alpha"),
+        ),
+    ),
+    "bench_optimizer_step": Kind(title="Time of a step", group=_SPEED, write=_step_times),
+    "bench_pruning": Kind(
+        title="Time of one-shot pruning",
+        group=_SPEED,
+        write=_tables(("Pruning GPT-2 small in one shot", pages.pruning_speed_table)),
+    ),
+    "bench_sparsity": Kind(
+        title="Time of selection and masks",
+        group=_SPEED,
+        write=_tables(
+            ("Choosing the weights to keep, beside torch.kthvalue", pages.selection_table),
+            ("What masks add to a training step", pages.mask_overhead_table),
+        ),
+    ),
+}

@@ -1,0 +1,327 @@
+"""A run of the loop: its parts, its step, and its state between steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from horst.lab.training import checkpoint
+from horst.lab.training.averages import ExponentialAverage
+from horst.lab.training.config import LoopConfig
+from horst.lab.training.directory_lock import locked
+from horst.lab.training.distributed import on_every_rank, rank, reshard, sum_over_ranks, world_size
+from horst.lab.training.interruption import AgreedStop, StopRequest
+from horst.lab.training.lr_schedules import set_learning_rate
+from horst.lab.training.metrics import MetricsLog
+from horst.lab.training.objective import Objective
+from horst.lab.training.progress import ProgressBar, Stopwatch
+from horst.lab.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
+from horst.lab.training.task import Task
+from horst.parameters.sharding import local
+from horst.sparsity import IMP, Event, Sparsifier
+
+__all__ = ["NonFiniteLoss", "Run", "TrainResult"]
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What came of a run.
+
+    Args:
+        step: Steps done.
+        metrics: Of the last evaluation; those of the average have names that begin with ``ema_``.
+        units_per_second: Tokens or images a second over all ranks, without the first ``log_every`` steps (compilation),
+            evaluations and checkpoints; None where nothing is left then.
+        seconds: Wall time, with that of the processes that the run was resumed from, up to their checkpoints.
+        checkpoint: The last one.
+    """
+
+    step: int
+    metrics: dict[str, float]
+    units_per_second: float | None
+    seconds: float
+    checkpoint: pathlib.Path | None
+
+
+class NonFiniteLoss(RuntimeError):
+    """Training has broken down: the loss or a weight is not finite."""
+
+
+class Run:
+    """A run under way: what it is made of, and how far it has come. :func:`horst.lab.training.loop.train` drives it."""
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        config: LoopConfig,
+        sparsifier: Sparsifier | None,
+        directory: pathlib.Path,
+        stop: StopRequest,
+    ) -> None:
+        self.task, self.optimizer, self.config, self.sparsifier = task, optimizer, config, sparsifier
+        self.directory, self.stop_request = directory, stop
+        self.model = task.model.train()
+        self.tensors = named_tensors(self.model)
+        self.names = {id(tensor): name for name, tensor in self.tensors.items()}
+        self.params = [p for group in optimizer.param_groups for p in group["params"]]
+        self.device = next(self.model.parameters()).device
+        self.average: ExponentialAverage | None = None
+        if config.ema_decay is not None:
+            weights = {name: t for name, t in self.tensors.items() if isinstance(t, nn.Parameter)}
+            self.average = ExponentialAverage(weights, config.ema_decay)
+        self.fingerprint = {
+            "config": config.identity(),
+            "task": dict(task.identity),
+            **settings(self.model, optimizer, sparsifier),
+        }
+        self.loss = Objective(task, config, self.device)
+
+        self.step = 0
+        self.evaluated_at = 0
+        self.evaluation: dict[str, float] = {}
+        self.checkpoint: pathlib.Path | None = None
+        self.checkpoint_step = -1
+        self.loss_sum = torch.zeros((), device=self.device)  # of the steps since the loss was last read
+        self.loss_steps = 0
+        self.gradient_norm: Tensor | None = None
+        self.speed = Stopwatch()
+
+    # --- beginning and end ----------------------------------------------------------------------------------------
+
+    def begin(self, stack: contextlib.ExitStack) -> None:
+        """Lock the directory, load the last checkpoint if there is one; open the metrics, the bar."""
+        on_every_rank(lambda: stack.enter_context(locked(self.directory)) if rank() == 0 else None)
+        position = 0
+        if (path := checkpoint.latest(self.directory / "checkpoints")) is not None:
+            position = self._resume(path)
+        on_every_rank(lambda: self._open_metrics(stack, position))
+        if path is not None:
+            self.bar.say(f"resumed after step {self.step} from {path}")
+        self.stop = AgreedStop(self.stop_request, step=self.step, wait=self.loss_sum.item)
+        self.speed.start()
+
+    def _open_metrics(self, stack: contextlib.ExitStack, position: int) -> None:
+        """The metrics, on rank 0, and the bar, which shows itself there."""
+        self.metrics: MetricsLog | None = None
+        if rank() == 0:
+            with self._told_if_not_written("the metrics"):
+                log = MetricsLog(
+                    self.directory,
+                    position=position,
+                    step=self.step,
+                    tensorboard=self.config.tensorboard,
+                    wandb=self.config.wandb,
+                    config={key: value for key, value in self.fingerprint.items() if key != "model"},
+                )
+            self.metrics = stack.enter_context(log)
+        bar = ProgressBar(self.config.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
+        self.bar = stack.enter_context(bar)
+
+    def _resume(self, path: pathlib.Path) -> int:
+        """Put everything back; the length that the metrics file had."""
+        saved = checkpoint.load(path, fingerprint=self.fingerprint, like=self.tensors)
+        load_tensors(self.tensors, saved["model"])
+        load_optimizer_state(self.optimizer, self.names, saved["optimizer"])
+        if self.sparsifier is not None:
+            self.sparsifier.load_state_dict(saved["sparsifier"])
+        if self.average is not None:
+            load_tensors(self.average.averages, saved["average"])
+        self.step = self.checkpoint_step = saved["step"]
+        self.checkpoint = path
+        self.evaluated_at, self.evaluation = saved["evaluated_at"], saved["evaluation"]
+        self.loss_sum.copy_(saved["loss_sum"])
+        self.loss_steps = saved["loss_steps"]
+        self.speed.add(saved.get("seconds", 0.0))  # checkpoints of earlier versions do not know
+        checkpoint.restore_random_state(path)
+        position: int = saved["metrics_position"]
+        return position
+
+    def result(self) -> TrainResult:
+        """What came of it."""
+        return TrainResult(self.step, self.evaluation, self.speed.rate, self.speed.seconds, self.checkpoint)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: Tensor, targets: Tensor) -> None:
+        """One optimizer step; nothing in it waits for the device."""
+        parts = self.config.accumulate
+        if len(inputs) % parts:
+            raise ValueError(
+                f"accumulate={parts} must divide the rows of each rank's batch, which has {len(inputs)}. "
+                "Choose another number, or another batch size."
+            )
+        set_learning_rate(self.optimizer, self._learning_rate_factor())
+        inputs, targets = (x.to(self.device, non_blocking=True) for x in (inputs, targets))
+        pieces = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+        for i, (x, y) in enumerate(pieces, 1):
+            with self.loss.gradients_reduced(i == parts):
+                loss = self.loss(x, y) / parts
+                loss.backward()
+            self.loss_sum += loss.detach()
+        if self.config.clip_norm is not None:
+            self.gradient_norm = nn.utils.clip_grad_norm_(self.params, self.config.clip_norm)
+        self.optimizer.step()
+        event = None if self.sparsifier is None else self.sparsifier.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
+        self.step += 1
+        self.loss_steps += 1
+        self.speed.count(len(inputs) * self.task.units_per_row * world_size())
+        if event is not None:
+            self._note_event(event)
+
+    def _learning_rate_factor(self) -> float:
+        if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
+            return self.config.schedule.factor(self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round)
+        return self.config.schedule.factor(self.step, self.config.steps)
+
+    def _note_event(self, event: Event) -> None:
+        if world_size() > 1 and self.sparsifier is not None and not self.sparsifier.is_sharded:
+            hashes = on_every_rank(self.sparsifier.mask_hash)
+            if len(set(hashes)) > 1:
+                raise RuntimeError(
+                    f"masks differ between ranks after step {self.step}: hashes {hashes}. Scores must be computed from "
+                    "weights and averaged gradients alone, which are equal on all ranks."
+                )
+        self._write_down({"event": event.kind, "sparsity": event.sparsity})
+
+    def _write_down(self, numbers: Mapping[str, Any]) -> None:
+        self._with_metrics(lambda metrics: metrics.write(self.step, numbers))
+
+    def _with_metrics(self, action: Callable[[MetricsLog], T]) -> T | None:
+        """What ``action`` gives on rank 0, which has the metrics. If it cannot write, all ranks stop."""
+
+        def act() -> T | None:
+            with self._told_if_not_written(f"the metrics of step {self.step}"):
+                return None if self.metrics is None else action(self.metrics)
+
+        return on_every_rank(act)[0]
+
+    @contextlib.contextmanager
+    def _told_if_not_written(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = checkpoint.why_not_written(what, self.directory / "checkpoints", error)
+            raise checkpoint.CheckpointError(message) from error
+
+    # --- reading, judging, saving ---------------------------------------------------------------------------------
+
+    def log(self) -> None:
+        """Read the loss, write it down and show it."""
+        loss = float(sum_over_ranks(self.loss_sum / self.loss_steps)) / world_size()
+        if not math.isfinite(loss):
+            raise self._broken(f"the loss is {loss}")
+        rate, seconds_a_step = self.speed.lap(self.loss_steps)
+        self.loss_sum.zero_()
+        self.loss_steps = 0
+        numbers: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
+        if self.gradient_norm is not None:
+            numbers["gradient_norm"] = float(_whole(self.gradient_norm))
+        if self.sparsifier is not None:
+            numbers["sparsity"] = self.sparsifier.current_sparsity
+        numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
+        self._write_down(numbers)
+        self.bar.update(self.step, loss, rate, (self.config.steps - self.step) * seconds_a_step)
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether this step is one to evaluate after, and that has not been done."""
+        every = self.config.eval_every
+        due = self.step == self.config.steps or (every is not None and self.step % every == 0)
+        return due and self.evaluated_at != self.step
+
+    def evaluate(self) -> None:
+        """The task's numbers, for the weights and for their average under the present masks."""
+        with self.speed.paused():
+            self._refuse_broken()
+            found = self._evaluate("")
+            if self.average is not None:
+                with self.average.swapped_in():
+                    masked = self.sparsifier.evaluate(self.model) if self.sparsifier else contextlib.nullcontext()
+                    with masked:
+                        found |= self._evaluate("ema_")
+            self.evaluated_at, self.evaluation = self.step, found
+            self._write_down({f"eval_{name}": value for name, value in found.items()})
+            self.bar.say(f"step {self.step}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items()))
+
+    def _evaluate(self, prefix: str) -> dict[str, float]:
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                found = self.task.evaluate(self.model)
+            return {prefix + name: float(value) for name, value in found.items()}
+        finally:
+            self.model.train()
+            reshard(self.model)
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        """Whether this step is one to save after, and that has not been done."""
+        every = self.config.checkpoint_every
+        due = every is not None and (self.step == self.config.steps or self.step % every == 0)
+        return due and self.step > 0 and self.checkpoint_step != self.step
+
+    def save(self) -> pathlib.Path:
+        """Write a checkpoint, if this step has none yet."""
+        if self.checkpoint is not None and self.checkpoint_step == self.step:
+            return self.checkpoint
+        with self.speed.paused():
+            self._refuse_broken()
+            state = {
+                "step": self.step,
+                "model": named_tensors(self.model),
+                "optimizer": optimizer_state(self.optimizer, self.names),
+                "sparsifier": None if self.sparsifier is None else self.sparsifier.state_dict(),
+                "average": None if self.average is None else self.average.averages,
+                "evaluated_at": self.evaluated_at,
+                "evaluation": self.evaluation,
+                # Ranks read it together later: what they have added up so far counts for all.
+                "loss_sum": sum_over_ranks(self.loss_sum.clone()) / world_size(),
+                "loss_steps": self.loss_steps,
+                "seconds": self.speed.seconds,
+                "metrics_position": self._with_metrics(lambda metrics: metrics.position),
+            }
+            self.checkpoint = checkpoint.save(
+                self.directory / "checkpoints",
+                self.step,
+                state,
+                fingerprint=self.fingerprint,
+                keep=self.config.keep_checkpoints,
+            )
+            self.checkpoint_step = self.step
+        return self.checkpoint
+
+    def _refuse_broken(self) -> None:
+        """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""
+        weights = [local(p) for p in self.params if p.is_floating_point() and local(p).numel()]
+        # The largest entry is in range whatever the dtype; a sum of float16 weights may not be.
+        norms = torch.stack([self.loss_sum, *(n.to(self.loss_sum) for n in torch._foreach_norm(weights, math.inf))])
+        if not math.isfinite(float(sum_over_ranks(norms.sum()))):
+            raise self._broken("a loss or a weight is not finite")
+
+    def _broken(self, what: str) -> NonFiniteLoss:
+        # A finite loss tells of the weights before its step.
+        since = max(self.step - self.loss_steps - 1, self.checkpoint_step, 0)
+        good = f"The last good checkpoint is {self.checkpoint}" if self.checkpoint else "There is no checkpoint yet"
+        return NonFiniteLoss(
+            f"{what} at step {self.step}; all was finite until step {since}. {good}. Lower the learning rate (or "
+            "HORST's alpha), clip the gradient, or warm up for longer, in a new directory."
+        )
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """A norm over all ranks: of sharded gradients it is a DTensor, whose sum is yet to be made."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,5 +1,0 @@
-"""Models."""
-
-from horst.models.diagonal import DiagonalNetwork
-
-__all__ = ["DiagonalNetwork"]

@@ -1,0 +1,170 @@
+"""Every contender: made alike, true to its formula, trains and resumes."""
+
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from horst.lab.baselines.contenders import Name, Optimization
+from horst.lab.data.tokenization import tokenize
+from horst.lab.experiments import language_model
+from horst.lab.experiments.language_model import LanguageConfig, train_language_model
+from horst.lab.models.gpt2 import GPT2, GPT2Config
+from horst.lab.training import processes
+from horst.sparsity import find_layers
+
+SHAPE = GPT2Config(layers=2, heads=2, width=16, context=16, vocabulary=257)
+NAMES = get_args(Name)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    text = folder / "text.jsonl"
+    documents = [{"id": i, "text": f"{i} is followed by {i + 1}, and {i + 1} by {i + 2}. " * 8} for i in range(40)]
+    text.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return tokenize(text, folder / "tokens", tokenizer="bytes", validation=0.1)
+
+
+def settings(tokens, **changes):
+    base = LanguageConfig(
+        data=tokens,
+        model=SHAPE,
+        optimization=Optimization(lr=3e-3, betas=(0.9, 0.95)),
+        steps=8,
+        batch_size=4,
+        warmup_steps=2,
+        precision="float32",
+        checkpoint_every=3,
+        log_every=1,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_contender_learns_and_resumes_bit_for_bit(name, tokens, tmp_path, monkeypatch):
+    config = settings(tokens, steps=20)
+    with processes("cpu") as world:
+        model, whole = train_language_model(config, name, 0, tmp_path / "whole", world)
+        losses = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+        losses = [line["loss"] for line in losses if "loss" in line]
+        assert losses[-1] < losses[0] - 0.1
+
+        calls, original = [], language_model._loss
+
+        def breaks(model, tokens, targets):
+            calls.append(1)
+            if len(calls) == 11:
+                raise RuntimeError("the power went")
+            return original(model, tokens, targets)
+
+        monkeypatch.setattr(language_model, "_loss", breaks)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train_language_model(config, name, 0, tmp_path / "broken", world)
+        monkeypatch.setattr(language_model, "_loss", original)
+        resumed, after = train_language_model(config, name, 0, tmp_path / "broken", world)
+    assert after.step == whole.step == 20
+    assert list(resumed.state_dict()) == list(GPT2(SHAPE).state_dict()), "the model has weights and nothing else"
+    assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_contenders_train_different_models_from_the_same_start(tokens, tmp_path):
+    with processes("cpu") as world:
+        found = {name: train_language_model(settings(tokens), name, 0, tmp_path / name, world)[1] for name in NAMES}
+    assert len({result.metrics["perplexity"] for result in found.values()}) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_in_one_group_and_decays_alike(name):
+    model = GPT2(SHAPE)
+    optimizer = Optimization(weight_decay=0.1, spred_decay=0.7).make(model, name)
+    chosen = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    assert set(chosen) == {id(p) for p in model.parameters()}
+    for parameter, p in model.named_parameters():
+        matrix = p.dim() == 2 and ".h." in parameter
+        expected = (0.7 if name == "spred" else 0.1) if matrix else 0.0
+        assert chosen[id(p)]["weight_decay"] == expected, parameter
+        assert chosen[id(p)]["lr"] == 1e-3
+
+
+def test_the_penalty_goes_where_the_mirror_step_would():
+    model = GPT2(SHAPE)
+    blocks = {id(layer.param) for layer in find_layers(model, "blocks")}
+    for name, field in (("adamw-l1", "l1"), ("adamw-proximal", "proximal")):
+        for changes in ({"mirror": "blocks"}, {"no_mirror": ("embedding", "position")}):
+            optimizer = Optimization(**{field: 0.3}, **changes).make(model, name)
+            penalised = {id(p): g["l1"] for g in optimizer.param_groups for p in g["params"] if "l1" in g}
+            assert set(penalised) == blocks
+            assert set(penalised.values()) == {0.3}
+
+
+def test_proximal_horst_is_horsts_step_and_then_the_soft_threshold_of_the_blocks():
+    torch.manual_seed(0)
+    ours = GPT2(SHAPE).double()
+    theirs = GPT2(SHAPE).double()
+    theirs.load_state_dict(ours.state_dict())
+    common = Optimization(lr=0.01, alpha=4.0, mirror="all", proximal=0.5)
+    made = {name: common.make(model, name) for name, model in (("horst-proximal", ours), ("horst", theirs))}
+    for _ in range(3):
+        for name, model in (("horst-proximal", ours), ("horst", theirs)):
+            for i, p in enumerate(model.parameters()):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
+            made[name].step()
+        blocks = {id(layer.param) for layer in find_layers(theirs, "blocks")}
+        with torch.no_grad():
+            for p in theirs.parameters():
+                if id(p) in blocks:
+                    p.copy_(p.sign() * (p.abs() - 0.005).clamp(min=0))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(p.detach(), q.detach(), rtol=1e-12, atol=1e-14)
+    assert any((layer.param == 0).any() for layer in find_layers(ours, "blocks"))
+
+
+def test_horst_over_muon_is_muons_step_and_then_the_mirror_step():
+    torch.manual_seed(0)
+    ours = GPT2(SHAPE).double()
+    theirs = GPT2(SHAPE).double()
+    theirs.load_state_dict(ours.state_dict())
+    common = Optimization(lr=0.01, alpha=4.0, muon_lr_ratio=2.0, weight_decay=0.3)
+    made = {"horst-muon": (ours, common.make(ours, "horst-muon")), "muon": (theirs, common.make(theirs, "muon"))}
+    for model, optimizer in made.values():
+        for i, p in enumerate(model.parameters()):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer.step()
+    assert {g["lr"] for g in made["muon"][1].param_groups} == {0.01, 0.02}
+    halves = dict(theirs.named_parameters())
+    for name, p in ours.named_parameters():
+        half = halves[name].detach()
+        if p.dim() == 2:  # matrices by Muon, embeddings by Adam: both get the mirror step
+            decay = 0.02 * 0.3 if ".h." in name else 0.0
+            u = (1 - decay) * before[name] - half
+            half = half * torch.exp(-4.0 * half.sign() * u)
+        assert_close(p.detach(), half, rtol=1e-9, atol=1e-12)
+    moved = before["transformer.h.0.mlp.c_fc.weight"] - halves["transformer.h.0.mlp.c_fc.weight"].detach()
+    assert moved.square().mean().sqrt() == pytest.approx(0.2 * 0.02, rel=0.3), "as large as AdamW's"
+
+
+def test_adamw_held_is_adamw_with_the_learning_rate_of_autos_bound_on_the_mirrored_tensors():
+    torch.manual_seed(0)
+    ours = GPT2(SHAPE).double()
+    theirs = GPT2(SHAPE).double()
+    theirs.load_state_dict(ours.state_dict())
+    common = Optimization(lr=0.05, weight_decay=0.1)
+    held = common.make(ours, "adamw-held")
+    bounds = {group["max_step"] for group in held.param_groups if group["max_step"] is not None}
+    assert len(bounds) == 1
+    adamw = common.make(theirs, "adamw")
+    for group in adamw.param_groups:
+        if all(p.dim() == 2 for p in group["params"]):
+            group["lr"] = min(bounds)
+    for i, (p, q) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
+        p.grad = q.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
+    for _ in range(3):
+        held.step()
+        adamw.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(p.detach(), q.detach(), rtol=1e-10, atol=1e-14)

@@ -1,0 +1,119 @@
+"""One rank of several runs on a CPU, started by torchrun, for test_distributed.py.
+
+    torchrun --nproc-per-node 2 distributed_worker.py JOBS
+
+JOBS is a JSON file: for each folder the options of a run, and where it begins (``from``: a folder and a step). Rank 0
+leaves ``final.pt`` in each folder, and what a run raised instead in ``error.json``.
+"""
+
+import errno
+import json
+import os
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import torch.distributed as dist
+from distributed_runs import CONFIG, copy_run
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystem
+from toy_runs import ToyData, toy_run
+
+from horst.lab.training import Interrupted, accuracy, interruption, processes
+from horst.lab.training.distributed import on_every_rank, rank
+from horst.lab.training.metrics import MetricsLog
+
+
+def signal_to_rank_1() -> None:
+    """SIGTERM in the sixth step, at one rank only, whose steps take two seconds; the other's take no time."""
+    seconds = [0.0]
+
+    def batches(self, start):
+        for step, batch in enumerate(original(self, start), start + 1):
+            if rank() == 1:
+                seconds[0] += 2.0
+                if step == 6:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    original, ToyData.batches = ToyData.batches, batches
+    interruption.time = types.SimpleNamespace(perf_counter=lambda: seconds[0])
+
+
+def full_disk_at_rank_1() -> None:
+    def create_stream(self, path, mode):
+        if rank() == 1 and "w" in mode:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(self, path, mode)
+
+    original, FileSystem.create_stream = FileSystem.create_stream, create_stream
+
+
+def no_metrics_at_rank_0() -> None:
+    def refuse(self, *args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    MetricsLog.__init__ = refuse
+
+
+def no_tensorboard_at_rank_0() -> None:
+    def refuse(self, *args, **options):
+        raise ModuleNotFoundError("tensorboard is needed here and not installed")
+
+    MetricsLog.__init__ = refuse
+
+
+def run(folder: Path, options: dict) -> None:
+    patch = options.pop("patch", None)
+    if rank() == 0 and "from" in options:
+        copy_run(Path(options["from"][0]), options["from"][1], folder)
+    options.pop("from", None)
+    dist.barrier()
+    batches, create_stream, open_metrics = ToyData.batches, FileSystem.create_stream, MetricsLog.__init__
+    if patch:
+        globals()[patch]()
+    try:
+        weights, result = toy_run(folder, CONFIG, dropout=0.0, **options)
+        if rank() == 0:
+            torch.save({"weights": weights, "metrics": result.metrics}, folder / "final.pt")
+    except (Interrupted, Exception) as error:
+        folder.mkdir(exist_ok=True)
+        message = {"type": type(error).__name__, "text": str(error)}
+        (folder / f"error{rank()}.json").write_text(json.dumps(message))
+    finally:
+        ToyData.batches, FileSystem.create_stream, interruption.time = batches, create_stream, time
+        MetricsLog.__init__ = open_metrics
+
+
+def evaluate_in_parts(root: Path) -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(20, 7), torch.randint(7, (20,))
+    mine = [(logits[rank() :: 2], targets[rank() :: 2])]
+    found, alone = accuracy(nn.Identity(), mine), None
+    if rank() == 0:
+        hits = logits.argmax(1) == targets
+        alone = hits.double().mean().item()
+        (root / "accuracy.json").write_text(json.dumps([found, alone]))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    jobs = Path(sys.argv[1])
+    with processes("cpu") as world:
+        assert (world.rank, world.size) == (int(os.environ["RANK"]), 2)
+        for folder, options in json.loads(jobs.read_text()).items():
+            run(Path(folder), options)
+        assert len(set(on_every_rank(torch.initial_seed))) == 2  # ranks drop out different units
+        evaluate_in_parts(jobs.parent)
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads abort the interpreter's own exit now and then
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A run that is stopped and resumed equals the run that never was, bit for bit: weights and metrics."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from toy_runs import CONFIG, equal, read_metrics, signal_at, toy_run
+
+from horst.lab.training import Interrupted
+from horst.lab.training.interruption import StopRequest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("seeds", ["2", pytest.param("0 1 3 4 5 6 7 8", marks=pytest.mark.slow)])
+def test_a_run_killed_at_any_moment_and_resumed_equals_the_uninterrupted_run(seeds, tmp_path):
+    command = [sys.executable, str(HERE / "kill_worker.py"), str(tmp_path), *seeds.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    weights = torch.load(tmp_path / "uninterrupted" / "final.pt", weights_only=True)
+    metrics = read_metrics(tmp_path / "uninterrupted")
+    for case, entry in report.items():
+        final = torch.load(tmp_path / case / "final.pt", weights_only=True)
+        assert equal(final, weights), (case, entry)
+        assert read_metrics(tmp_path / case) == metrics, (case, entry)
+        left = sorted(p.name for p in (tmp_path / case / "checkpoints").glob("step-*"))
+        assert left[-1] == "step-00000030"
+    assert all(entry["kills"] == 1 for case, entry in report.items() if case.startswith("moment")), report
+    assert sum(entry["kills"] for case, entry in report.items() if case.startswith("random")) >= 3, report
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    weights, _ = toy_run(folder)
+    return weights, read_metrics(folder)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_stops_and_the_run_goes_on(number, code, uninterrupted, tmp_path, monkeypatch):
+    steps = {1, 7, 8, 18, 30}  # 7: an evaluation is due, 18: a checkpoint, 30: the last
+    monkeypatch.setattr("toy_runs.ToyData", signal_at(steps, number))
+    before = signal.getsignal(number)
+    for expected in sorted(steps):
+        with pytest.raises(Interrupted) as caught:
+            toy_run(tmp_path)
+        assert (caught.value.step, caught.value.code) == (expected, code)
+        assert caught.value.checkpoint == tmp_path / "checkpoints" / f"step-{expected:08d}"
+        assert "run again to go on" in str(caught.value)
+        assert signal.getsignal(number) is before
+    weights, result = toy_run(tmp_path)
+    assert result.step == 30
+    assert equal(weights, uninterrupted[0])
+    assert read_metrics(tmp_path) == uninterrupted[1]
+
+
+def test_a_run_stopped_twice_at_the_same_step_evaluates_it_once(uninterrupted, tmp_path, monkeypatch):
+    steps = {7}
+    monkeypatch.setattr("toy_runs.ToyData", signal_at(steps, signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        toy_run(tmp_path)
+    steps.add(8)  # the signal comes while step 8 is prepared, after the evaluation that was put off
+    with pytest.raises(Interrupted):
+        toy_run(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000008")  # as if killed before it was written
+    weights, _ = toy_run(tmp_path)
+    assert equal(weights, uninterrupted[0])
+    assert read_metrics(tmp_path) == uninterrupted[1]
+
+
+def test_without_periodic_checkpoints_a_signal_saves_all_the_same(uninterrupted, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, checkpoint_every=None)
+    monkeypatch.setattr("toy_runs.ToyData", signal_at({11}, signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        toy_run(tmp_path, config)
+    weights, result = toy_run(tmp_path, config)
+    assert equal(weights, uninterrupted[0])
+    assert result.checkpoint == tmp_path / "checkpoints" / "step-00000011"
+
+
+def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(tmp_path, monkeypatch):
+    seconds = [0.0]
+
+    class Slow(signal_at({11}, signal.SIGTERM)):
+        def batches(self, start):
+            for batch in super().batches(start):
+                seconds[0] += self.rows == 8  # a second for each batch, and none for an evaluation's
+                yield batch
+
+    monkeypatch.setattr("toy_runs.ToyData", Slow)
+    monkeypatch.setattr("horst.lab.training.progress.time", types.SimpleNamespace(perf_counter=lambda: seconds[0]))
+    with pytest.raises(Interrupted) as caught:
+        toy_run(tmp_path)
+    seconds[0] += 1000.0  # between the two processes
+    shutil.copytree(tmp_path, tmp_path / "earlier")
+    _, result = toy_run(tmp_path)
+    assert result.seconds == 30.0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["seconds"] for line in lines if "loss" in line] == [4, 8, 12, 16, 20, 24, 28, 30]
+
+    index = tmp_path / "earlier" / "checkpoints" / caught.value.checkpoint.name / "checkpoint.json"
+    content = json.loads(index.read_text())
+    del content["state"]["seconds"], content["checksum"]  # as an earlier version wrote it
+    index.write_text(json.dumps(content))
+    assert toy_run(tmp_path / "earlier")[1].seconds == 19.0
+
+
+def test_the_process_exits_with_the_signals_code(tmp_path):
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(HERE)!r})
+import toy_runs
+from pathlib import Path
+batches = toy_runs.ToyData.batches
+def with_signal(self, start):
+    for step, batch in enumerate(batches(self, start)):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may send it twice
+        yield batch
+toy_runs.ToyData.batches = with_signal
+toy_runs.toy_run(Path({str(tmp_path)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "checkpoints" / "step-00000003" / "checkpoint.json").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with StopRequest() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "method"),
+    [("adamw", None), ("adamw", "rigl"), ("adamw", "imp"), ("horst", "acdc-values"), ("horst", "srste")],
+)
+def test_every_kind_of_run_resumes_bit_for_bit(optimizer, method, tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, steps=26, checkpoint_every=None)
+    weights, _ = toy_run(tmp_path / "whole", config, optimizer=optimizer, method=method)
+    monkeypatch.setattr("toy_runs.ToyData", signal_at({10, 15}, signal.SIGTERM))
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            toy_run(tmp_path / "parts", config, optimizer=optimizer, method=method)
+    again, _ = toy_run(tmp_path / "parts", config, optimizer=optimizer, method=method)
+    assert equal(again, weights)
+    assert read_metrics(tmp_path / "parts") == read_metrics(tmp_path / "whole")
