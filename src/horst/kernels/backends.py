@@ -39,8 +39,8 @@ def why_not_fused(params: Sequence[Tensor]) -> str | None:
 def choose_backend(params: Sequence[Tensor], foreach: bool | None, fused: bool | None) -> Backend:
     """The fastest backend that the flags allow: fused on CUDA, for-loop on a CPU.
 
-    ``True`` insists: a fused backend that cannot run raises. With ``None`` for both, it is chosen by what is there.
-    Inside ``torch.compile`` the plain formulas are left to the compiler, which fuses them itself.
+    ``True`` insists: a fused backend that cannot run raises. ``None`` for both picks the fastest available. Inside
+    ``torch.compile`` the plain formulas are left to the compiler, which fuses them itself.
     """
     if fused:
         if (reason := why_not_fused(params)) is not None:

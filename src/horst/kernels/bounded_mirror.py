@@ -7,7 +7,7 @@ logarithm below ``max_scale`` and its tangent above,
     phi(r) = log(r) for r < 1,  r - 1 for r >= 1,      r = |theta| / max_scale,
 
 and a step adds to ``phi``: ``phi(r_new) = phi(r) + exponent``. Below the bound that is the multiplication by
-``exp(exponent)``; above it a weight grows by ``max_scale * exponent`` a step, however large it is. ``max_scale`` of
+``exp(exponent)``; above it a weight grows by ``max_scale * exponent`` per step, however large it is. ``max_scale`` of
 None is the paper's step.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-PIECE = 2**18  # elements: 1 MiB of float32 an operand
+PIECE = 2**18  # elements: 1 MiB of float32 per operand
 
 
 def cache_sized_pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

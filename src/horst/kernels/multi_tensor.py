@@ -1,6 +1,6 @@
 """One launch over many tensors: tables in device memory that tell each program of a Triton kernel what to work on.
 
-A kernel gets a table of addresses (a row a tensor) and a table of chunks (which tensor, and the chunk's first block).
+A kernel gets a table of addresses (one row per tensor) and a table of chunks (tensor, and the chunk's first block).
 Program ``i`` belongs to chunk ``i // BLOCKS_PER_CHUNK``; the last chunk of a tensor may reach past its end, where
 programs return at once. The chunk table makes the look-up one load, and chunks of many blocks keep it small: 16 k rows
 for a billion weights.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements a program and warps a program: measured on an H200 against 512 and 2048 elements, 2 and 8 warps.
+# Elements per program and warps per program: measured on an H200 against 512 and 2048 elements, 2 and 8 warps.
 BLOCK = 1024
 NUM_WARPS = 4
 BLOCKS_PER_CHUNK = 64
@@ -31,12 +31,12 @@ class Launch:
     """What one launch needs, for tensors of equal dtypes on one device; kept from step to step.
 
     Attributes:
-        table: int64, a row a tensor: the addresses of the fixed operands, the number of elements, the position in the
-            caller's list.
+        table: int64, one row per tensor: the addresses of the fixed operands, the number of elements, the position in
+            the caller's list.
         moving_table: int64, the addresses of the operand that moves.
         chunks: int32, rows (tensor, first block).
-        tickets: int32, zeros, one a tensor, for kernels whose programs count themselves.
-        dtypes: Of the fixed operands, then of the moving one.
+        tickets: int32, zeros, one per tensor, for kernels whose programs count themselves.
+        dtypes: Dtypes of the fixed operands, then of the moving one.
         aligned: Whether all addresses allow 16-byte accesses.
     """
 
@@ -60,7 +60,7 @@ class Launch:
         """Launch as many programs as there are blocks in all chunks.
 
         Args:
-            kernel: Takes the arguments, the constants, and ALIGNED, BLOCK, BLOCKS_PER_CHUNK.
+            kernel: Function of the arguments, the constants, and ALIGNED, BLOCK, BLOCKS_PER_CHUNK.
             may_reuse: Whether the types of the arguments, and the alignment of pointers, are those of every other call
                 with this and equal constants.
         """
@@ -82,7 +82,7 @@ class LaunchCache:
     """The tables of the last step, used again as long as no tensor has moved.
 
     Fixed operands (weights, moments) rarely move. The moving one does (``zero_grad`` frees gradients, the next backward
-    takes others); then its addresses alone are sent anew.
+    takes others); then only its addresses are sent again.
 
     Attributes:
         empty: The positions of tensors without elements, which no launch visits.

@@ -20,8 +20,8 @@ def stochastic_round(x: Tensor, noise: Tensor) -> Tensor:
     """Round float32 ``x`` to one of its two bfloat16 neighbours, the nearer one with the greater probability.
 
     Args:
-        x: A float32 tensor. NaN and infinities keep their value.
-        noise: Integers in [0, 65536), one an element, e.g. from :func:`rounding_noise`.
+        x: Float32 tensor. NaN and infinities keep their value.
+        noise: Integers in [0, 65536), one per element, such as from :func:`rounding_noise`.
 
     Example:
         >>> x = torch.full((2,), 1.0 + 2**-9)  # between the bfloat16 numbers 1 and 1 + 2**-7
@@ -35,11 +35,11 @@ def stochastic_round(x: Tensor, noise: Tensor) -> Tensor:
 
 
 def rounding_noise(shape: torch.Size, step: Tensor, salt: int, device: torch.device) -> Tensor:
-    """32 bits of noise an element as int64, equal to what the Triton kernel computes for a contiguous tensor.
+    """32 bits of noise per element as int64, equal to what the Triton kernel computes for a contiguous tensor.
 
     Args:
-        step: The step counter, a tensor with one element; it need not be on ``device`` and is not read on the host.
-        salt: Tells tensors of one step apart.
+        step: Step counter, a tensor with one element; it need not be on ``device`` and is not read on the host.
+        salt: Number that tells the tensors of one step apart.
     """
     index = torch.arange(shape.numel(), dtype=torch.int64, device=device)
     key = _mix((step.to(device, torch.int64) + salt * 0x9E3779B9) & _MASK32)

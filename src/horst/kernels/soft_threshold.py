@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,12 +20,12 @@ def soft_threshold_reference(theta: Tensor, threshold: float | Tensor) -> Tensor
     return theta.sign() * (theta.abs() - threshold).clamp(min=0)
 
 
-def soft_threshold_(tensors: list[Tensor], threshold: float | Tensor) -> None:
+def soft_threshold_(tensors: list[Tensor], threshold: Any) -> None:
     """Shrink each entry towards zero by ``threshold``, and to exactly zero from below that. NaN stays NaN.
 
     Args:
         tensors: Tensors of the dtype to compute in: float32 copies of half-precision weights.
-        threshold: Number of at least 0. A tensor of one element is never read on the host.
+        threshold: Number of at least 0, or a tensor of one element, which is never read on the host.
     """
     for theta in tensors:
         if isinstance(threshold, Tensor):

@@ -29,7 +29,7 @@ class Adam(Operator):
 
     Args:
         betas: Decay of the two averages, each in [0, 1).
-        eps: Added to the root, at least 0.
+        eps: Constant added to the root, at least 0.
 
     Example:
         >>> adam, theta = Adam(), torch.zeros(2)

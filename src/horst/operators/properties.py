@@ -53,8 +53,8 @@ def is_linear(operator: Operator, *, shape: tuple[int, ...] = (6,), samples: int
     An operator with memory is probed at its first step.
 
     Args:
-        shape: The shape of one parameter.
-        samples: How many points are tried, with magnitudes from 1e-6 to 1e6.
+        shape: Shape of one parameter.
+        samples: Number of points tried, with magnitudes from 1e-6 to 1e6.
 
     Returns:
         A verdict whose witness holds ``theta``, ``g``, ``h`` and ``c``; its constant is the violation relative to the
@@ -89,10 +89,10 @@ def is_bounded(
     search finds no more than 1 % above the first.
 
     Args:
-        shape: The shape of one parameter.
-        samples: How many points are tried at every pair of magnitudes.
-        history: An operator with memory is probed at its first step and after this many gradients a millionth as
-            large: the quiet spell after which Adam's direction exceeds 1, up to (1 - beta1) / sqrt(1 - beta2).
+        shape: Shape of one parameter.
+        samples: Number of points tried at every pair of magnitudes.
+        history: Number of gradients a millionth as large, after which an operator with memory is probed again: the
+            quiet spell after which Adam's direction exceeds 1, up to (1 - beta1) / sqrt(1 - beta2).
 
     Returns:
         A verdict with the constant C and the ``theta`` and ``g`` that attain it.
@@ -151,7 +151,7 @@ def inverse_coercivity(potential: Potential, *, n: int = 4, samples: int = 64, s
     than 1 % below it.
 
     Args:
-        n: The dimension.
+        n: Dimension.
 
     Returns:
         A verdict with the constant mu and the ``theta`` and unit ``xi`` that attain it.

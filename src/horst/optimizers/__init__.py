@@ -1,1 +1,1 @@
-"""The optimizers, one algorithm a file."""
+"""The optimizers, one algorithm per file."""

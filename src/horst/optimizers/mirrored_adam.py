@@ -22,9 +22,10 @@ from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.optimizers.auto_alpha import AUTO, BOUNDS, AutoAlpha
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
 from horst.optimizers.step_cache import StepCache
-from horst.optimizers.step_parts import Parts, at_most, local_shard, local_shards, split
+from horst.optimizers.step_parts import Parts, at_most, local_shards, split
 from horst.optimizers.user_warnings import warn_user
 from horst.parameters.kinds import refuse_flat_shards
+from horst.parameters.sharding import local as local_shard
 
 __all__ = ["MirroredAdam"]
 

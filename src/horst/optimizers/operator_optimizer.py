@@ -29,11 +29,11 @@ class OperatorOptimizer(Optimizer):
     Args:
         params: Parameters or parameter groups. ``lr``, ``weight_decay``, ``exact_mirror``, ``maximize`` may differ by
             group.
-        operator: The operator, with or without memory. It is code, not state: ``state_dict`` does not hold it.
-        lr: The learning rate, at least 0.
-        weight_decay: Decoupled, as in AdamW, from the weights before the step.
-        exact_mirror: Take the exact dual step of the leading ``Mirror``.
-        maximize: Ascend.
+        operator: Operator, with or without memory. It is code, not state: ``state_dict`` does not hold it.
+        lr: Learning rate, at least 0.
+        weight_decay: Decoupled decay, as in AdamW, of the weights before the step.
+        exact_mirror: Whether to take the exact dual step of the leading ``Mirror``.
+        maximize: Whether to ascend.
 
     Example:
         >>> from horst.operators import Adam, Entropy, Mirror
@@ -104,7 +104,7 @@ class OperatorOptimizer(Optimizer):
         """Take one step.
 
         Args:
-            closure: Evaluates the model again and returns the loss.
+            closure: Function that evaluates the model again and returns the loss.
         """
         loss = None
         if closure is not None:

@@ -11,7 +11,7 @@ _NOT_THE_USERS = ("horst", "torch", "contextlib")
 
 
 def warn_user(message: str) -> None:
-    """A UserWarning, told of the innermost line that is neither of this package nor of torch."""
+    """A UserWarning that points at the innermost line outside this package and torch."""
     level = 2  # 1 is this function, 2 who called it
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:

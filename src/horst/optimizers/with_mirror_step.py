@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import StateDict
 
@@ -16,17 +16,13 @@ from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.auto_alpha import AUTO, BOUNDS, Alpha, AutoAlpha
 from horst.optimizers.hyperparameters import check_alpha, check_bound, check_number
+from horst.optimizers.known_optimizers import decays_apart, refuse_auto
 from horst.optimizers.mirrored_adam import MirroredAdam
-from horst.optimizers.step_parts import at_most, local_shard
+from horst.optimizers.step_parts import at_most
+from horst.parameters.sharding import local as local_shard
 
 __all__ = ["WithMirrorStep", "with_mirror_step"]
 
-# torch's own optimizers that shrink the weight by lr * weight_decay apart from the gradient, and those that add
-# weight_decay * weight to the gradient. Adam, NAdam and RAdam carry a flag in their groups instead.
-_DECOUPLED = (optim.AdamW, optim.Muon, optim.Adafactor)
-_COUPLED = (optim.SGD, optim.ASGD, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.RMSprop)
-# those whose step is about lr in each weight; Muon's only with the option that makes it so
-_STEPS_OF_ABOUT_LR = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Muon)
 _OPTIONS = ("alpha", "beta", *BOUNDS)
 
 
@@ -153,7 +149,7 @@ class WithMirrorStep(Optimizer):
         _check(options)
         self._decay(options)  # an unknown optimizer that decays is refused here
         if options["mirror_alpha"] == AUTO:
-            self._refuse_auto(options)
+            refuse_auto(self.base, options)
         return options
 
     def _write(self, group: dict[str, Any], options: dict[str, Any]) -> None:
@@ -165,21 +161,6 @@ class WithMirrorStep(Optimizer):
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
         everything = (p for group in self.param_groups for p in group["params"])
         self._auto.resolve(groups, lambda group: group["params"], everything)
-
-    def _refuse_auto(self, group: dict[str, Any]) -> None:
-        """An error if the base optimizer's step is not about lr in each weight."""
-        if not isinstance(self.base, _STEPS_OF_ABOUT_LR):
-            raise ValueError(
-                f"alpha='auto' is for optimizers that move a weight by about lr, as Adam does, and "
-                f"{type(self.base).__name__} is not known to. Give alpha as a number."
-            )
-        if isinstance(self.base, optim.Muon) and group["adjust_lr_fn"] != "match_rms_adamw":
-            raise ValueError(
-                "alpha='auto' is for optimizers that move a weight by about lr, as Adam does, and Muon with "
-                f"adjust_lr_fn={group['adjust_lr_fn']!r} moves it by about lr over the square root of the matrix's "
-                "width. Use Muon(..., adjust_lr_fn='match_rms_adamw') with a learning rate like AdamW's, or give alpha "
-                "as a number."
-            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as ``base`` does it."""
@@ -213,21 +194,12 @@ class WithMirrorStep(Optimizer):
 
     def _decay(self, group: dict[str, Any]) -> float | Tensor:
         """The share of each weight that the base optimizer's step takes as decoupled decay."""
-        weight_decay = group.get("weight_decay", 0)
-        if not weight_decay:
+        if not group.get("weight_decay"):
             return 0.0
-        decoupled = self._decoupled_decay
-        if decoupled is None:
-            decoupled = group.get("decoupled_weight_decay")
-        if decoupled is None:
-            if not isinstance(self.base, _DECOUPLED + _COUPLED):
-                raise ValueError(
-                    f"{type(self.base).__name__} has weight_decay={weight_decay}, and it is not known whether it is "
-                    "applied to the weights (decoupled_decay=True, as in AdamW) or added to the gradient "
-                    "(decoupled_decay=False, as in SGD). Give decoupled_decay."
-                )
-            decoupled = isinstance(self.base, _DECOUPLED)
-        return group["lr"] * weight_decay if decoupled else 0.0
+        apart = self._decoupled_decay
+        if apart is None:
+            apart = decays_apart(self.base, group)
+        return group["lr"] * group["weight_decay"] if apart else 0.0
 
     @overload
     def step(self, closure: None = None) -> None: ...

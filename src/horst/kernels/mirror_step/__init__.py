@@ -23,9 +23,11 @@ class MirrorOptions(NamedTuple):
     """The numbers of a mirror step.
 
     Attributes:
-        decay: The share of the weight that decoupled decay took in the step before (lr * weight_decay), 0 for none.
-        shrink: The exponent that does not depend on the direction (lr * beta).
-        max_scale: Bounds the metric, see :mod:`horst.kernels.bounded_mirror`.
+        alpha: Strength of the mirror step.
+        decay: Share of the weight that decoupled decay took in the step before (lr * weight_decay), 0 for none.
+        shrink: Part of the exponent that does not depend on the direction (lr * beta).
+        max_exponent: Limit of the exponent on both sides; None disables it.
+        max_scale: Bound on the metric (:mod:`horst.kernels.bounded_mirror`); None disables it.
     """
 
     alpha: float
@@ -45,9 +47,9 @@ def mirror_step(
     """Take the mirror step on ``params``, in place.
 
     Args:
-        params: The weights after the optimizer's step.
-        before: The weights before it, with the layout and dtype of ``params``.
-        cache: For the fused backend; without one its tables are made anew.
+        params: Weights after the optimizer's step.
+        before: Weights before it, with the layout and dtype of ``params``.
+        cache: Tables of the fused backend; None builds them at each call.
 
     Example:
         >>> theta = torch.tensor([0.9, -1.1])

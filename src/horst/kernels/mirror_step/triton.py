@@ -70,7 +70,7 @@ def _mirror_kernel(
 
 
 def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
-    """Take the mirror step on ``params``, in place: one launch for each device and combination of dtypes."""
+    """Take the mirror step on ``params``, in place: one launch per device and combination of dtypes."""
     staged: list[tuple[Tensor, Tensor]] = []
     launches = cache.reuse((params,), before)
     if launches is None:
