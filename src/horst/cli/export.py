@@ -64,7 +64,6 @@ def main(options: Options) -> None:
     comparison = None
     with spinner("exporting"), quiet("horst.export"), replaced(out, options.overwrite) as directory:
         if options.to == "onnx":
-            directory.mkdir()
             _export_onnx(loaded, directory / "model.onnx")
         else:
             loaded.save(directory, sparse=options.to == "sparse-safetensors")

@@ -8,18 +8,17 @@ A path is a directory: one of Hugging Face's or of timm's (``config.json`` with 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.output import nearest
 from horst.export.hf import SPARSE_FILE, load_pretrained, save_hugging_face
-from horst.export.safetensors_header import parse_object, read_header
+from horst.export.safetensors_header import read_header
 from horst.export.sparse_index import shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
-from horst.files import InvalidFileError, path_inside, whole_directory
+from horst.files import InvalidFileError, path_inside, read_json, whole_directory, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +98,7 @@ class LoadedModel:
             known = self.timm_config.get("pretrained_cfg", {})
             mean, std = known.get("mean"), known.get("std")
         elif (self.path / "preprocessor_config.json").is_file():
-            known = parse_object((self.path / "preprocessor_config.json").read_bytes(), "preprocessor_config.json")
+            known = read_json(self.path / "preprocessor_config.json")
             mean, std = known.get("image_mean"), known.get("image_std")
         else:
             return None
@@ -120,7 +119,7 @@ class LoadedModel:
                 shutil.copyfile(self.path / "preprocessor_config.json", directory / "preprocessor_config.json")
             return
         with whole_directory(directory) as temporary:
-            (temporary / "config.json").write_text(json.dumps(self.timm_config, indent=1) + "\n")
+            write_json(temporary / "config.json", self.timm_config)
             if sparse:
                 save_sparse(self.model, temporary / SPARSE_FILE)
             else:
@@ -145,7 +144,7 @@ def load_model(path: Path) -> LoadedModel:
         )
     try:
         if (path / "config.json").is_file():
-            content = parse_object(path_inside(path, "config.json").read_bytes(), f"config.json of {path}")
+            content = read_json(path_inside(path, "config.json"))
             loaded = _load_timm(path, content) if "architecture" in content else _load_transformers(path)
         else:
             loaded = _load_run(path)
@@ -249,7 +248,7 @@ def _load_run(path: Path) -> LoadedModel:
             f"{path} is a finished run that kept no checkpoint. Run its recipe again with --checkpoint-every (in steps "
             "for language models, in epochs for image models) and --overwrite."
         )
-    outcome = parse_object((path / "outcome.json").read_bytes(), f"outcome.json of {path}")
+    outcome = read_json(path / "outcome.json")
     config = outcome.get("config", {})
     shape = config.get("run", config).get("model", {})
     model: nn.Module

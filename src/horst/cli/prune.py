@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from horst import __version__
+from horst import __version__, files
 from horst.cli.destination import check_free, replaced
 from horst.cli.output import table, write, write_json
 from horst.cli.progress import spinner
@@ -106,7 +105,7 @@ def main(options: Options) -> None:
     }
     with replaced(out, options.overwrite) as directory:
         loaded.save(directory)
-        (directory / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        files.write_json(directory / RECORD, record)
     if options.json:
         write_json({"out": str(out), **record})
         return

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from horst.export.safetensors_header import parse_object, read_header
+from horst.export.safetensors_header import read_header
 from horst.export.sparse_index import shorten
 from horst.export.sparse_linear import sparsify
 from horst.export.sparse_safetensors import load_sparse, read_dtypes, save_sparse
 from horst.extras import load_extra
-from horst.files import InvalidFileError, PathLike, path_inside, whole_directory
+from horst.files import InvalidFileError, PathLike, path_inside, read_json, whole_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -155,7 +155,7 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
         raise NotADirectoryError(f"{directory} is not a directory.")
     if not (directory / "config.json").is_file():
         raise InvalidFileError(f"{directory} has no config.json: it is no Hugging Face model.")
-    content = parse_object(path_inside(directory, "config.json").read_bytes(), f"config.json of {directory}")
+    content = read_json(path_inside(directory, "config.json"))
     # Both make transformers read weights from a place that another file names.
     if "transformers_weights" in content or (directory / "adapter_config.json").exists():
         raise InvalidFileError(
@@ -184,7 +184,7 @@ def _dense_files(directory: pathlib.Path) -> list[pathlib.Path]:
         found = f" {shorten(pickles)} may be pickles, which can run code and are never loaded here." if pickles else ""
         hint = "load_pretrained reads its sparse form." if (directory / SPARSE_FILE).exists() else "Save it with them."
         raise InvalidFileError(f"{directory} has no dense safetensors weights.{found} {hint}")
-    index = parse_object(path_inside(directory, _DENSE_INDEX).read_bytes(), f"{_DENSE_INDEX} of {directory}")
+    index = read_json(path_inside(directory, _DENSE_INDEX))
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidFileError(f"{_DENSE_INDEX} of {directory} has no weight_map from tensors to files.")

@@ -5,9 +5,9 @@ ONNX Runtime has no kernels for unstructured sparsity: pruning makes neither the
 
 from __future__ import annotations
 
+import glob
 import os
 import pathlib
-import tempfile
 import warnings
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from horst.export.calls import Inputs, as_call, evaluating
 from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
-from horst.files import PathLike
+from horst.files import PathLike, flush, folder_beside
 
 
 def export_onnx(
@@ -51,11 +51,11 @@ def export_onnx(
             model, args, kwargs=kwargs, dynamic_shapes=dynamic_shapes, dynamo=True, verbose=False
         )
     assert program is not None  # without a file name the exporter returns the program
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The graph names its data file, so both are written under their own names in a folder of their own.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        program.save(pathlib.Path(folder) / path.name)
+    with folder_beside(path) as folder:
+        program.save(folder / path.name)
         # The graph last: it is not there before what it refers to.
-        for file in sorted(pathlib.Path(folder).iterdir(), key=lambda file: file.name == path.name):
+        for file in sorted(folder.glob(f"{glob.escape(path.name)}*"), key=lambda file: file.name == path.name):
+            flush(file)
             os.replace(file, path.with_name(file.name))
     return path

@@ -13,7 +13,6 @@ float32.
 from __future__ import annotations
 
 import logging
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, BinaryIO, overload
@@ -87,11 +86,7 @@ def save_sparse(
             starts = size + entries[mask].start, size + entries[values].start
             crc32[mask], crc32[values] = write_sparse(file, *starts, tensors[name])
         file.seek(0)
-        file.write(
-            encode_index(entries, index, tied, crc32, metadata or {})
-        )  # checksums have one width: as long as before
-        file.flush()
-        os.fsync(file.fileno())
+        file.write(encode_index(entries, index, tied, crc32, metadata or {}))  # as long as before
     dense_bytes = sum(tensor.nbytes for tensor in tensors.values())
     _log.info("%s holds %d bytes of tensors in %d", path, dense_bytes, pathlib.Path(path).stat().st_size)
     return pathlib.Path(path)

@@ -8,16 +8,15 @@ of the magnitudes of kept weights. All are exact and summed over ranks; nothing 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from horst.extras import load_extra
+from horst.files import PathLike, write_json
 from horst.parameters.sharding import as_shard_of, local, part_of
 from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.layers import Layer
@@ -89,9 +88,9 @@ class Recorder:
         }
         return row, counts
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: PathLike) -> None:
         """Write the records as JSON."""
-        Path(path).write_text(json.dumps(self.records, indent=1) + "\n")
+        write_json(path, self.records)
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints; the sparsifier's own ``state_dict`` has it."""
@@ -132,7 +131,7 @@ def _unpacked(param: Tensor, saved: Tensor) -> Tensor:
     return part_of(param, unpack(saved, tuple(param.shape)) if saved.dtype == torch.uint8 else saved)
 
 
-def plot(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+def plot(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
     """Draw the records of a run: overlap, sign flips, sparsity by layer, magnitudes.
 
     Args:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from horst.files import locked
 from horst.lab.training import checkpoint
 from horst.lab.training.averages import ExponentialAverage
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.directory_lock import locked
 from horst.lab.training.distributed import on_every_rank, rank, reshard, sum_over_ranks, world_size
 from horst.lab.training.interruption import AgreedStop, StopRequest
 from horst.lab.training.lr_schedules import set_learning_rate
