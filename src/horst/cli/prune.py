@@ -68,7 +68,7 @@ def main(options: Options) -> None:
     from horst.sparsity.masks import NM, check_sparsity, parse_pattern
 
     pattern = _pattern(options.pattern)
-    units = parse_pattern(pattern or "unstructured")
+    units = parse_pattern(pattern)
     if options.sparsity is not None:
         check_sparsity(options.sparsity, units)
     elif not isinstance(units, NM):

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from horst.export.calls import Inputs, as_call, evaluating, interleaved_times
+from horst.export.calls import Inputs, as_call, interleaved_times
 from horst.export.onnx import export_onnx
 from horst.export.semi_structured import to_semi_structured
 from horst.export.sparse_linear import SparseLinear, linear_layers, sparsify
 from horst.export.sparse_safetensors import save_sparse
 from horst.extras import load_extra
+from horst.parameters.modes import evaluating
 
 FORMS = ("dense", "sparse-safetensors", "sparse-linear", "onnx", "2:4")
 

@@ -78,16 +78,7 @@ def save_hugging_face(
     return pathlib.Path(directory)
 
 
-def load_hugging_face(directory: PathLike) -> PreTrainedModel:
-    """Load a dense Hugging Face directory into the class that its ``config.json`` names.
-
-    Every weight of the model must be there. Refused: weights that are pickles (``pytorch_model.bin``), an index that
-    names files outside the directory, damaged files, adapters, models whose code lies in the directory.
-
-    Raises:
-        InvalidFileError: The directory is one of those.
-    """
-    directory = pathlib.Path(directory)
+def _load_dense_directory(directory: pathlib.Path) -> PreTrainedModel:
     model_class, _ = _class_and_config(directory)
     for file in _dense_files(directory):
         with open(file, "rb") as opened:
@@ -102,7 +93,10 @@ def load_hugging_face(directory: PathLike) -> PreTrainedModel:
 
 
 def load_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedModel:
-    """Load a directory that :func:`save_hugging_face` wrote, dense or sparse, into a transformers model.
+    """Load a directory that :func:`save_hugging_face` wrote, dense or sparse, into the transformers model it was.
+
+    The class is the one that ``config.json`` names. Zeros come back as zeros: :func:`horst.sparsity.keep_zeros` keeps
+    them while the model is trained on.
 
     Args:
         directory: With ``config.json`` and either ``model.sparse.safetensors`` or dense safetensors.
@@ -110,10 +104,21 @@ def load_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedM
             :func:`horst.export.sparsify`.
 
     Raises:
-        InvalidFileError: See :func:`load_hugging_face` and :func:`load_sparse`.
+        InvalidFileError: A weight is missing, or a file is damaged, lies outside the directory, or is a pickle
+            (``pytorch_model.bin``). Adapters are refused too, and models whose code lies in the directory.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=4, n_head=1, vocab_size=8, n_positions=4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = load_pretrained(save_hugging_face(model, f"{folder}/pruned", sparse=True))
+        >>> type(model).__name__
+        'GPT2LMHeadModel'
     """
     directory = pathlib.Path(directory)
-    model = _load_sparse_directory(directory) if (directory / SPARSE_FILE).exists() else load_hugging_face(directory)
+    load = _load_sparse_directory if (directory / SPARSE_FILE).exists() else _load_dense_directory
+    model = load(directory)
     if sparse:
         sparsify(model)
     return model
@@ -182,8 +187,7 @@ def _dense_files(directory: pathlib.Path) -> list[pathlib.Path]:
     if not (directory / _DENSE_INDEX).exists():
         pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
         found = f" {shorten(pickles)} may be pickles, which can run code and are never loaded here." if pickles else ""
-        hint = "load_pretrained reads its sparse form." if (directory / SPARSE_FILE).exists() else "Save it with them."
-        raise InvalidFileError(f"{directory} has no dense safetensors weights.{found} {hint}")
+        raise InvalidFileError(f"{directory} has no safetensors weights.{found} Save it with them.")
     index = read_json(path_inside(directory, _DENSE_INDEX))
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from horst.export.calls import Inputs, as_call, evaluating
+from horst.export.calls import Inputs, as_call
 from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
 from horst.files import PathLike, flush, folder_beside
+from horst.parameters.modes import evaluating
 
 
 def export_onnx(

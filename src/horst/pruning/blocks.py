@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from horst.parameters.kinds import block_prefixes, clean_name
-from horst.sparsity import Layer
+from horst.sparsity.layers import Layer
 
 
 @dataclass(frozen=True, eq=False)

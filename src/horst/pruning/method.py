@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from horst.sparsity import NM, Block
+from horst.sparsity.masks import NM, Block
 
 # What a method keeps of one layer's inputs, by name. Plain tensors, so that it can wait on the host.
 Prepared = dict[str, Tensor]

@@ -20,10 +20,11 @@ from horst.pruning.owl import OWL
 from horst.pruning.report import PrunedLayer, Report
 from horst.pruning.sparsegpt import SparseGPT
 from horst.pruning.wanda import InputNorms, Wanda, wanda_scores
-from horst.sparsity import NM, Block, Layer, find_layers, smallest
+from horst.sparsity import find_layers
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
-from horst.sparsity.layers import Preset, check_model
-from horst.sparsity.masks import check_sparsity, parse_pattern
+from horst.sparsity.layers import Layer, Preset, check_model
+from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
+from horst.sparsity.selection import smallest
 
 METHODS: dict[str, type[Method]] = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
 
@@ -34,7 +35,7 @@ def prune(
     *,
     method: str | Method = "magnitude",
     data: Iterable[Batch] | None = None,
-    pattern: str | tuple[int, int] | None = None,
+    pattern: Pattern = None,
     distribution: Distribution | Literal["owl"] | OWL = "uniform",
     layers: Preset | Literal["paper"] | None = "blocks",
     include: Sequence[str] = (),
@@ -93,7 +94,7 @@ class Plan:
     model: nn.Module
     method: str | Method = "magnitude"
     data: Iterable[Batch] | None = None
-    pattern: str | tuple[int, int] | None = None
+    pattern: Pattern = None
     distribution: Distribution | Literal["owl"] | OWL = "uniform"
     layers: Preset | Literal["paper"] | None = "blocks"
     include: Sequence[str] = ()
@@ -106,7 +107,7 @@ class Plan:
     def __post_init__(self) -> None:
         check_model(self.model)
         self.how = _method(self.method, self.distribution)
-        self.units = parse_pattern("unstructured" if self.pattern is None else self.pattern)
+        self.units = parse_pattern(self.pattern)
         if isinstance(self.units, Block) and not (self.units.is_unstructured or self.how.removes_blocks):
             raise ValueError(
                 f"{self.how.name} prunes single weights or N:M, got blocks of {self.units.rows} x "

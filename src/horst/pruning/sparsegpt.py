@@ -25,7 +25,8 @@ from torch import Tensor
 
 from horst.pruning.method import Method, Prepared, Statistic
 from horst.pruning.precision import full_float32
-from horst.sparsity import NM, Block, smallest
+from horst.sparsity.masks import NM, Block
+from horst.sparsity.selection import smallest
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ def compensate(
         for i in range(end - start):
             if isinstance(pattern, NM) and i % group == 0:
                 own = slice(i, i + group)
-                pruned[own] = pattern.pruned(w[own] / d[own], input_dim=0)
+                pruned[own] = ~pattern.mask(w[own] / d[own], input_dim=0)
                 torch.div(pruned[own], d[own], out=weight[own])
             # Two kernels a column: on a GPU the launches are the cost.
             torch.mul(w[i], weight[i], out=errors[i])

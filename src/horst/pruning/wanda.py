@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from horst.pruning.magnitude import Compare, check_compare, lowest
+from horst.pruning.magnitude import Compare, check_compare, mask_by_score
 from horst.pruning.method import Method, Prepared, Statistic
-from horst.sparsity import NM, Block
+from horst.sparsity.masks import NM, Block
 
 
 class InputNorms(Statistic):
@@ -81,4 +81,4 @@ class Wanda(Method):
     def prune(self, W: Tensor, prepared: Prepared, pattern: Block | NM, count: int) -> None:
         """Zero the ``count`` lowest scores."""
         scores = wanda_scores(W, prepared["norms"])
-        W.masked_fill_(lowest(scores, count, pattern=pattern, compare=self.compare), 0.0)
+        W.masked_fill_(~mask_by_score(scores, count, pattern=pattern, compare=self.compare), 0.0)

@@ -60,7 +60,7 @@ class Chooser:
             old: Weights that are pruned already and stay so, by layer; only the rest is chosen.
         """
         if isinstance(self.pattern, NM):
-            return {layer.name: self.pattern.pruned(scores[layer.name], layer.input_dim) for layer in self.layers}
+            return {layer.name: ~self.pattern.mask(scores[layer.name], layer.input_dim) for layer in self.layers}
         budget = self.budget(sparsity)
         if isinstance(budget, int):
             return self._choose([layer.name for layer in self.layers], scores, budget, old)

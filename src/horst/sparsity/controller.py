@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from horst.parameters.kinds import clean_name
-from horst.parameters.sharding import as_shard_of, local, part_of, random_scores
+from horst.parameters.sharding import as_shard_of, local_shard, part_of, random_scores
 from horst.sparsity import copies
 from horst.sparsity.best import BestModels
 from horst.sparsity.choice import Chooser
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
-from horst.sparsity.masks import NM, Block, mask_hash, pack, parse_pattern, unpack
+from horst.sparsity.masks import NM, Pattern, mask_hash, pack, parse_pattern, unpack
 from horst.sparsity.state_policy import StatePolicy
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Options(TypedDict, total=False):
     layers: Preset | None
     include: Sequence[str]
     exclude: Sequence[str]
-    pattern: str | tuple[int, int] | Block | NM
+    pattern: Pattern
     seed: int
     state_dict: Mapping[str, Any] | None
 
@@ -86,7 +86,7 @@ class Sparsifier(abc.ABC):
         layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
         include: Name patterns of weights to mask as well.
         exclude: Name patterns of weights to leave dense.
-        pattern: ``"unstructured"``, ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
+        pattern: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
         seed: Of random scores; with it, they are equal on every rank and device.
         state_dict: Of a run to go on with. Passed here rather than to :meth:`load_state_dict` where the weights are
             already those of the checkpoint, which the method's first mask would spoil.
@@ -103,7 +103,7 @@ class Sparsifier(abc.ABC):
         layers: Preset | None = "blocks",
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
-        pattern: str | tuple[int, int] | Block | NM = "unstructured",
+        pattern: Pattern = None,
         seed: int = 0,
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
@@ -211,7 +211,7 @@ class Sparsifier(abc.ABC):
         return {
             layer.name: ~self._pruned[layer.name]
             if layer.name in self._pruned
-            else torch.ones_like(local(layer.param), dtype=torch.bool)
+            else torch.ones_like(local_shard(layer.param), dtype=torch.bool)
             for layer in self.layers
         }
 
@@ -342,7 +342,7 @@ class Sparsifier(abc.ABC):
             nested: What is pruned already stays so, and only the rest is chosen.
         """
         if scores is None:
-            scores = {layer.name: local(layer.param) for layer in self.layers}
+            scores = {layer.name: local_shard(layer.param) for layer in self.layers}
         return self._chooser.choose(sparsity, scores, self._pruned if nested else None)
 
     def _set_pruned(self, new: Mapping[str, Tensor], kind: Literal["prune", "restore", "update"]) -> None:
@@ -387,7 +387,7 @@ class Sparsifier(abc.ABC):
         """Random scores of one layer, new at each draw; see :func:`~horst.parameters.sharding.random_scores`."""
         layer = self.layers[layer_index]
         key = ((self.seed * 1_000_003 + self._draws) * 1_000_003 + layer_index) % (1 << 62)
-        return random_scores(self._chooser.shards[layer.name], key, local(layer.param).device)
+        return random_scores(self._chooser.shards[layer.name], key, local_shard(layer.param).device)
 
     def _layers_of(self, optimizer: Optimizer) -> list[Layer]:
         return [layer for layer in self.layers if self._owner[layer.name] is optimizer]
@@ -439,13 +439,13 @@ class Sparsifier(abc.ABC):
     def _mask_gradient(self, layer: Layer) -> None:
         pruned = self._pruned.get(layer.name)
         if pruned is not None and layer.param.grad is not None and not self._wants_dense_gradient(layer):
-            local(layer.param.grad).masked_fill_(pruned, 0)
+            local_shard(layer.param.grad).masked_fill_(pruned, 0)
 
     def _zero_weights(self, *, always: bool = False) -> None:
         for layer in self.layers:
             pruned = self._pruned.get(layer.name)
             if pruned is not None and (always or not self._optimizer_masks(self._owner[layer.name])):
-                local(layer.param).masked_fill_(pruned, 0)
+                local_shard(layer.param).masked_fill_(pruned, 0)
 
     def _masks_changed(self) -> None:
         """Count what is pruned, over all ranks, and tell optimizers that mask by themselves."""

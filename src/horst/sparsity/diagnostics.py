@@ -17,7 +17,7 @@ from torch import Tensor
 
 from horst.extras import load_extra
 from horst.files import PathLike, write_json
-from horst.parameters.sharding import as_shard_of, local, part_of
+from horst.parameters.sharding import as_shard_of, local_shard, part_of
 from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.masks import pack, unpack
@@ -74,7 +74,7 @@ class Recorder:
         ranks = {q: max(1, math.ceil(q * n)) for q in self._quantiles if n}
         counts = _Counts()
         if sparsifier.is_sparse:
-            negative = local(layer.param) < 0
+            negative = local_shard(layer.param) < 0
             if layer.name in self._previous:
                 was_kept, was_negative = (_unpacked(layer.param, bits) for bits in self._previous[layer.name])
                 both = kept & was_kept

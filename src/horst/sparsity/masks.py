@@ -4,8 +4,8 @@ A pattern divides each weight tensor into *units* that are kept or removed whole
 weight, for ``(rows, columns)`` it is a block of a matrix; how many units go is the distribution's business, which ones
 is :mod:`horst.sparsity.selection`'s. N:M keeps N of each M neighbours along the input dimension and so needs neither.
 
-Masks are boolean, True where a weight is kept. Inside the engine the opposite, ``pruned``, is stored, because zeroing
-is ``masked_fill_(pruned, 0)``: unlike a product with the mask, it also clears NaN and infinity.
+Masks are boolean, True where a weight is kept. What the engine stores, and calls ``pruned``, is the opposite, because
+zeroing is ``masked_fill_(pruned, 0)``: unlike a product with the mask, it also clears NaN and infinity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import SupportsFloat
 import torch
 from torch import Tensor
 
-from horst.parameters.sharding import Shard, local, mix, sum_over_ranks
+from horst.parameters.sharding import Shard, local_shard, mix, sum_over_ranks
 from horst.sparsity.selection import exact_floor, magnitude_keys, select, smallest
 
 
@@ -89,8 +89,8 @@ class NM:
     Ties as everywhere: of two equal weights the one with the lower index goes first.
 
     Example:
-        >>> NM(2, 4).pruned(torch.tensor([[4.0, -3.0, 2.0, 1.0]]), input_dim=1)
-        tensor([[False, False,  True,  True]])
+        >>> NM(2, 4).mask(torch.tensor([[4.0, -3.0, 2.0, 1.0]]), input_dim=1)
+        tensor([[ True,  True, False, False]])
     """
 
     n: int
@@ -121,8 +121,8 @@ class NM:
                 f"{shard.shape[input_dim]} inputs of {name}. Shard another dimension, or exclude this layer."
             )
 
-    def pruned(self, scores: Tensor, input_dim: int) -> Tensor:
-        """True where a weight goes."""
+    def mask(self, scores: Tensor, input_dim: int) -> Tensor:
+        """The mask of a tensor with these scores, True where a weight is kept."""
         inputs_last = scores.movedim(input_dim, -1)
         groups = magnitude_keys(inputs_last.reshape(-1, self.m))
         # The rank of each weight in its group, counted by comparison: for small M far cheaper than a sort.
@@ -131,11 +131,14 @@ class NM:
             pivot = groups[:, j : j + 1]
             rank[:, :j] += groups[:, :j] > pivot
             rank[:, j + 1 :] += groups[:, j + 1 :] >= pivot
-        return (rank < self.m - self.n).view(inputs_last.shape).movedim(-1, input_dim).contiguous()
+        return (rank >= self.m - self.n).view(inputs_last.shape).movedim(-1, input_dim).contiguous()
 
 
-def parse_pattern(pattern: str | tuple[int, int] | Block | NM) -> Block | NM:
-    """``"unstructured"``, ``"2:4"``, or ``(rows, columns)`` of a block.
+Pattern = str | tuple[int, int] | Block | NM | None
+
+
+def parse_pattern(pattern: Pattern) -> Block | NM:
+    """The pattern that None (single weights), ``"2:4"``, or ``(rows, columns)`` of a block stands for.
 
     Example:
         >>> parse_pattern("2:4"), parse_pattern((16, 16))
@@ -145,18 +148,16 @@ def parse_pattern(pattern: str | tuple[int, int] | Block | NM) -> Block | NM:
         return pattern
     if isinstance(pattern, tuple) and len(pattern) == 2:
         return Block(*pattern)
-    if pattern == "unstructured":
+    if pattern is None:
         return Block()
     if isinstance(pattern, str) and (match := re.fullmatch(r"(\d+):(\d+)", pattern)):
         return NM(int(match[1]), int(match[2]))
     raise ValueError(
-        f"pattern must be 'unstructured', 'N:M' such as '2:4', or (rows, columns) of a block, got {pattern!r}."
+        f"pattern must be None for single weights, 'N:M' such as '2:4', or (rows, columns) of a block, got {pattern!r}."
     )
 
 
-def magnitude_mask(
-    weight: Tensor, sparsity: float | None = None, *, pattern: str | tuple[int, int] = "unstructured"
-) -> Tensor:
+def magnitude_mask(weight: Tensor, sparsity: float | None = None, *, pattern: Pattern = None) -> Tensor:
     """The mask that keeps the largest weights of one tensor: exactly ``floor(sparsity * units)`` units go.
 
     Args:
@@ -172,14 +173,16 @@ def magnitude_mask(
     parsed.check("the weight", weight.shape, min(1, weight.dim() - 1))
     if isinstance(parsed, NM):
         check_sparsity(parsed.sparsity if sparsity is None else sparsity, parsed)
-        return ~parsed.pruned(local(weight), min(1, weight.dim() - 1))
+        return parsed.mask(local_shard(weight), min(1, weight.dim() - 1))
     if sparsity is None:
         raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.9 removes nine tenths.")
     check_sparsity(sparsity, parsed)
     if parsed.is_unstructured:
         return ~smallest([weight], exact_floor(sparsity, weight.numel()))[0]
     units = parsed.units(Shard.of(weight))
-    return ~parsed.expand(select([parsed.unit_scores(local(weight))], [units], exact_floor(sparsity, units.numel))[0])
+    return ~parsed.expand(
+        select([parsed.unit_scores(local_shard(weight))], [units], exact_floor(sparsity, units.numel))[0]
+    )
 
 
 def check_sparsity(sparsity: float, pattern: Block | NM | None = None) -> None:

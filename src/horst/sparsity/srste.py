@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.optimizer_hooks import before_update
@@ -37,7 +37,7 @@ class SRSTE(Sparsifier):
     fit this.
 
     Args:
-        pattern: N:M, ``"2:4"`` by default; or ``"unstructured"`` or a block, with ``sparsity``.
+        pattern: N:M, by default ``"2:4"``. With ``sparsity``: None (single weights) or a block.
         decay: The paper's 2e-4.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
@@ -61,7 +61,7 @@ class SRSTE(Sparsifier):
     ) -> None:
         if not decay >= 0.0:  # this form refuses NaN too
             raise ValueError(f"decay must be at least 0, got {decay}. Use 0 for the plain straight-through estimator.")
-        options.setdefault("pattern", "2:4" if sparsity is None else "unstructured")
+        options.setdefault("pattern", "2:4" if sparsity is None else None)
         policy = StatePolicy(on_restore="keep")
         super().__init__(model, optimizer, sparsity=sparsity, distribution="uniform", policy=policy, **options)
         self.decay = decay
@@ -78,7 +78,7 @@ class SRSTE(Sparsifier):
             return None
         for layer in self.layers:
             if self._index(layer) in self._swapped:
-                self._dense[layer.name] = local(layer.param).clone()
+                self._dense[layer.name] = local_shard(layer.param).clone()
         self._swapped.clear()
         self._pruned = self._select(self.sparsity, self._dense)
         if self.steps == 0:
@@ -99,10 +99,10 @@ class SRSTE(Sparsifier):
             if self._index(layer) in self._swapped:
                 continue
             dense = self._dense[layer.name]
-            local(layer.param).copy_(dense)
+            local_shard(layer.param).copy_(dense)
             if layer.param.grad is not None and self.decay > 0.0:
                 term = torch.where(self._pruned[layer.name], dense, 0).mul_(self.decay)
-                local(layer.param.grad).add_(term if scale is None else term * scale)
+                local_shard(layer.param.grad).add_(term if scale is None else term * scale)
         self._swapped.add(self.optimizers.index(optimizer))
 
     def _index(self, layer: Layer) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.masks import NM, parse_pattern
@@ -45,7 +45,7 @@ class Static(Sparsifier):
         distribution: Distribution = "uniform",
         **options: Unpack[Options],
     ) -> None:
-        pattern = parse_pattern(options.get("pattern", "unstructured"))
+        pattern = parse_pattern(options.get("pattern"))
         by_magnitude = sparsity is not None or isinstance(pattern, NM)
         if masks is not None and by_magnitude:
             raise ValueError("masks and sparsity (or an N:M pattern) both say what to prune: give one of them.")
@@ -67,7 +67,7 @@ class Static(Sparsifier):
         elif self._given is not None:
             pruned = self._from_masks(self._given)
         else:
-            pruned = {layer.name: local(layer.param) == 0 for layer in self.layers}
+            pruned = {layer.name: local_shard(layer.param) == 0 for layer in self.layers}
         self._given = None
         self._set_pruned(pruned, "prune")
 
@@ -77,7 +77,7 @@ class Static(Sparsifier):
             raise ValueError(f"masks must name the masked layers, {names}, got {list(masks)}.")
         pruned = {}
         for layer in self.layers:
-            mask, weight, shard = masks[layer.name], local(layer.param), self._chooser.shards[layer.name]
+            mask, weight, shard = masks[layer.name], local_shard(layer.param), self._chooser.shards[layer.name]
             if mask.dtype != torch.bool:
                 raise TypeError(f"the mask of {layer.name} must be boolean, True where kept, got {mask.dtype}.")
             if mask.shape == layer.param.shape:
