@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from horst.parameters.sharding import Shard, local_shard, mix, sum_over_ranks
 from horst.sparsity.selection import exact_floor, magnitude_keys, select, smallest
@@ -247,3 +248,18 @@ def mask_hash(masks: Sequence[Tensor], shards: Sequence[Shard]) -> int:
         total += int(sum_over_ranks(part, shard.group))
         base += shard.numel
     return total % (1 << 64)
+
+
+def check_replicas(model: nn.Module, mask_hash: Callable[[], int]) -> None:
+    """Under DDP: refuse masks that differ between ranks, which would silently train different networks."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile goes around DDP
+    if not (dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
+        return
+    mine = mask_hash()
+    hashes: list[Any] = [None] * dist.get_world_size(model.process_group)
+    dist.all_gather_object(hashes, mine, group=model.process_group)
+    if any(other != mine for other in hashes):
+        raise RuntimeError(
+            f"masks differ between ranks: hashes {hashes}. The replicas' weights must be equal; compute scores from "
+            "gradients that are averaged over the ranks."
+        )
