@@ -76,15 +76,15 @@ class Sparsifier(abc.ABC):
         optimizer: The optimizer, or a list of those that share the model's parameters. One that has an open sparsifier
             is refused: :meth:`close` that one first.
         sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
-        distribution: How the zeros are shared out, see :mod:`horst.sparsity.distributions`.
-        policy: What a change of masks does to the optimizer's state.
+        distribution: How the zeros are divided among the layers, see :mod:`horst.sparsity.distributions`.
+        policy: Effect of a change of masks on the optimizer's state.
         layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
         include: Name patterns of weights to mask as well.
         exclude: Name patterns of weights to leave dense.
         pattern: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
-        seed: Of random scores; with it, they are equal on every rank and device.
-        state_dict: Of a run to go on with. Passed here rather than to :meth:`load_state_dict` where the weights are
-            already those of the checkpoint, which the method's first mask would spoil.
+        seed: Seed of the random scores, which are equal on every rank and device.
+        state_dict: State of a run to resume. Pass it here, not to :meth:`load_state_dict`, where the weights are those
+            of the checkpoint already: the method's first mask would spoil them.
     """
 
     def __init__(
@@ -217,10 +217,7 @@ class Sparsifier(abc.ABC):
 
     def mask_hash(self) -> int:
         """A hash of all masks: equal on all ranks, and for sharded weights equal to that of the unsharded run."""
-        masks = self.masks
-        return mask_hash(
-            [masks[layer.name] for layer in self.layers], [self._chooser.shards[l.name] for l in self.layers]
-        )
+        return mask_hash(list(self.masks.values()), list(self._chooser.shards.values()))
 
     def summary(self) -> str:
         """A table of layers: weights, pruned, sparsity, and of the whole model."""
@@ -260,7 +257,7 @@ class Sparsifier(abc.ABC):
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: masks (eight weights a byte), step, random draws, best models, observers.
+        """All that a resumed run needs: masks (eight weights per byte), step, random draws, best models, observers.
 
         Under FSDP2 masks and other tensors are DTensors, as in the model's own state: save them with
         ``torch.distributed.checkpoint``, and resume on any number of ranks.
@@ -276,7 +273,7 @@ class Sparsifier(abc.ABC):
         saved_state.restore(self, state_dict)
 
     def close(self) -> None:
-        """Take all hooks off: training goes on without masks. Close one sparsifier before building the next."""
+        """Remove all hooks: training goes on without masks. Close one sparsifier before building the next."""
         self._release()
 
     def __enter__(self) -> Self:
@@ -321,8 +318,7 @@ class Sparsifier(abc.ABC):
 
     def _restore_all(self) -> None:
         """Every layer dense again."""
-        dense = {name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}
-        self._set_pruned(dense, "restore")
+        self._set_pruned({name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}, "restore")
 
     def _saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For a checkpoint: this rank's parts of tensors that are named and shaped like the model's."""
@@ -387,12 +383,9 @@ class Sparsifier(abc.ABC):
         """Give the present masks to the optimizers that can take them."""
         for optimizer in self.optimizers:
             if hasattr(optimizer, "set_masks"):
-                masks_itself = self._optimizer_masks(optimizer)
-                pruned = {
-                    layer.param: self._pruned.get(layer.name) if masks_itself else None
-                    for layer in self._layers_of(optimizer)
-                }
-                optimizer.set_masks({p: None if zeros is None else ~zeros for p, zeros in pruned.items()})
+                pruned = self._pruned if self._optimizer_masks(optimizer) else {}
+                layers = self._layers_of(optimizer)
+                optimizer.set_masks({l.param: ~pruned[l.name] if l.name in pruned else None for l in layers})
 
     def _optimizer_masks(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer zeroes pruned weights itself, inside its update."""
@@ -403,6 +396,3 @@ class Sparsifier(abc.ABC):
         check_replicas(self.model, self.mask_hash)
         for observer in self.observers:
             observer(self, event)
-
-    def _observers_with_state(self) -> list[Any]:
-        return [observer for observer in self.observers if hasattr(observer, "state_dict")]
