@@ -19,19 +19,19 @@ class Tokenize:
     """Files that end in .jsonl or .txt (either also with .gz or .xz) or .parquet; folders that save_to_disk of
     datasets wrote; or hub:owner/name, with /config and :split behind it if wanted."""
     out: Path = Path("data/text")
-    """The folder to make."""
+    """Folder to make."""
     tokenizer: Literal["gpt2", "bytes"] = "gpt2"
-    """GPT-2's byte-pair encoding, or a token a byte."""
+    """GPT-2's byte-pair encoding, or one token per byte."""
     validation: int | float = 0.005
-    """What to hold out: a share of the documents, or a whole number of them; 0 for nothing."""
+    """Documents to hold out: a share of them, or a whole number; 0 for none."""
     workers: int = 1
     """Processes that encode."""
     text_field: str = "text"
-    """Where a record has its text."""
+    """Name of the field with the text."""
     separator: str | None = None
-    """What parts the documents of a .txt file; without it a file is one document."""
+    """Separator of the documents in a .txt file; by default a file is one document."""
     overwrite: bool = False
-    """Replace a folder that is there."""
+    """Replace an existing folder."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -41,13 +41,13 @@ class Slimpajama:
     """SlimPajama-6B from the Hub, cut and shuffled as the paper's base code does."""
 
     out: Path = Path("data/slimpajama")
-    """The folder to make."""
+    """Folder to make."""
     tokenizer: Literal["gpt2", "bytes"] = "gpt2"
-    """GPT-2's byte-pair encoding, or a token a byte."""
+    """GPT-2's byte-pair encoding, or one token per byte."""
     workers: int = 1
     """Processes that encode."""
     overwrite: bool = False
-    """Replace a folder that is there."""
+    """Replace an existing folder."""
     json: bool = False
     """Print JSON instead of a table."""
 

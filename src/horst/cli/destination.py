@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 
 class Stopped(SystemExit):
-    """SIGTERM came, and what was begun is removed; the exit code is the shell's for the signal."""
+    """SIGTERM came, and unfinished output is removed; the exit code is the shell's for the signal."""
 
     def __str__(self) -> str:
-        return "stopped; what was begun is removed."
+        return "stopped; unfinished output is removed."
 
 
 def check_free(out: Path, overwrite: bool, kind: Literal["file", "directory"]) -> None:
-    """Refuse a place that is taken, or that cannot be written to."""
+    """Refuse an output that exists, or that cannot be written."""
     if out.name in ("", ".."):
         raise ValueError(f"--out must name a new {kind}, got {out}.")
     if out.exists() and out.is_dir() != (kind == "directory"):

@@ -17,7 +17,7 @@ from horst.extras import EXTRA_OF
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What this machine can do."""
+    """Versions and backends of this machine."""
 
     json: bool = False
     """Print JSON instead of tables."""

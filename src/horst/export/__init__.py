@@ -1,4 +1,4 @@
-"""A pruned model written, loaded and run so that its zeros pay."""
+"""Pruned models saved in compressed formats, loaded, and run sparse."""
 
 from horst.export.comparison import Comparison, compare
 from horst.export.cpu_kernels import Plan, plan_for

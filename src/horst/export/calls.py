@@ -29,8 +29,8 @@ def interleaved_times(
     """Seconds of each call, again and again in turns: what slows the machine down for a while slows all of them.
 
     Args:
-        calls: What to time, by name. Each runs once before the clock starts.
-        seconds: How long to go on in all, after ``minimum`` rounds and up to ``maximum``.
+        calls: Functions to time, by name. Each runs once before the clock starts.
+        seconds: Duration of all timing together, after ``minimum`` rounds and up to ``maximum``.
 
     Example:
         >>> sorted(interleaved_times({"a": lambda: 1, "b": lambda: 2}, seconds=0.001))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SPARSE_FILE = "model.sparse.safetensors"
-_DENSE_FILE, _DENSE_INDEX = "model.safetensors", "model.safetensors.index.json"
-_TOKENIZER_FILES = (
+DENSE_FILE, _DENSE_INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -99,8 +99,8 @@ def load_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedM
     them while the model is trained on.
 
     Args:
-        directory: With ``config.json`` and either ``model.sparse.safetensors`` or dense safetensors.
-        sparse: Keep the linear layers for which it pays in their sparse form, for inference on this CPU; see
+        directory: Directory with ``config.json`` and ``model.sparse.safetensors``, or dense safetensors.
+        sparse: Whether to turn linear layers that are faster so into their sparse form, for inference on this CPU; see
             :func:`horst.export.sparsify`.
 
     Raises:
@@ -182,8 +182,8 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
 
 def _dense_files(directory: pathlib.Path) -> list[pathlib.Path]:
     """The safetensors files that transformers would read, none of them outside the directory."""
-    if (directory / _DENSE_FILE).exists():
-        return [path_inside(directory, _DENSE_FILE)]
+    if (directory / DENSE_FILE).exists():
+        return [path_inside(directory, DENSE_FILE)]
     if not (directory / _DENSE_INDEX).exists():
         pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
         found = f" {shorten(pickles)} may be pickles, which can run code and are never loaded here." if pickles else ""
@@ -204,9 +204,9 @@ def _write_tokenizer(tokenizer: PreTrainedTokenizerBase | PathLike, directory: p
     if not isinstance(tokenizer, (str, os.PathLike)):
         tokenizer.save_pretrained(directory)
         return
-    found = [name for name in _TOKENIZER_FILES if (pathlib.Path(tokenizer) / name).is_file()]
+    found = [name for name in TOKENIZER_FILES if (pathlib.Path(tokenizer) / name).is_file()]
     if not found:
-        raise FileNotFoundError(f"{tokenizer} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}).")
+        raise FileNotFoundError(f"{tokenizer} has no tokenizer files ({', '.join(TOKENIZER_FILES)}).")
     for name in found:
         shutil.copyfile(pathlib.Path(tokenizer) / name, directory / name)
 

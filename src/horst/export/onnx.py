@@ -29,11 +29,11 @@ def export_onnx(
     Weights beyond ONNX's limit of 2 GiB go to a second file, ``path`` with ``.data`` at its end, which belongs to it.
 
     Args:
-        model: It is traced in ``eval()`` mode and left as it was.
+        model: The model. It is traced in ``eval()`` mode and left as it was.
         example_inputs: A tensor, a sequence of arguments, or a mapping from names to arguments. For a transformers
             model with a cache give ``{"input_ids": ids, "use_cache": False}``: the output is then the logits alone.
         path: The ``.onnx`` file.
-        dynamic_shapes: Which dimensions may vary, as ``torch.export`` takes it; by default none.
+        dynamic_shapes: Dimensions that may vary, as ``torch.export`` takes them; by default none.
 
     Example:
         >>> import tempfile

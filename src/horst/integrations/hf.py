@@ -60,7 +60,7 @@ class SparsityCallback(TrainerCallback):
             keeps the zeros of an already pruned model at zero while it is fine-tuned.
         metric: Name of an evaluation metric (``"eval_loss"``); the best dense and the best sparse model by it are kept
             in ``callback.sparsifier.best``.
-        higher_is_better: Of ``metric``.
+        higher_is_better: Whether a higher ``metric`` is better.
         resume_from: The checkpoint folder, where it is not in ``output_dir``.
         arguments: The method's arguments. ``schedule`` may be a function of the total number of steps, such as
             ``acdc_steps`` or ``rigl_steps``.
@@ -119,7 +119,7 @@ class SparsityCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the hooks off; the sparsifier can still be asked for its summary and its best models."""
+        """Remove the hooks; the sparsifier still has its summary and its best models."""
         if self.sparsifier is not None:
             self.sparsifier.close()
 

@@ -67,7 +67,7 @@ def part_of(whole: Tensor, saved: Tensor) -> Tensor:
         raise ValueError(
             f"a saved tensor of shape {tuple(saved.shape)} is cut as on another number of ranks: this rank's part is "
             f"{tuple(part.shape)} there and {tuple(mine.shape)} here. Save and load it with "
-            "torch.distributed.checkpoint, which cuts anew, or save it whole."
+            "torch.distributed.checkpoint, which cuts it again, or save it whole."
         )
     return part.to(mine.device)
 

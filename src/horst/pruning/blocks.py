@@ -16,7 +16,7 @@ class BlockSequence:
     """Blocks of one class, side by side in a ``ModuleList`` or ``Sequential``.
 
     Args:
-        name: What the blocks' names begin with, such as ``"transformer.h."``.
+        name: Prefix of the blocks' names, such as ``"transformer.h."``.
         blocks: By name without wrappers, such as ``"transformer.h.0"``.
     """
 

@@ -46,15 +46,15 @@ def calibrate(
     """Gather statistics of the inputs of ``layers`` block by block, and let ``visit`` act on each block.
 
     Args:
-        model: Stays where it lives; one block at a time is on ``device``.
+        model: The model. It stays where it is; one block at a time is on ``device``.
         batches: Each as the model takes it: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
             Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the statistics.
         layers: The weights to gather for; each must belong to a linear layer that is called.
-        statistic: What to sum up.
+        statistic: Class of the sums.
         visit: Called with the layers of one block after the other.
         sequential: Whether a block's inputs come from the blocks before it as ``visit`` left them (one more pass
             through each block), or as they were.
-        device: Where to compute; None is where each block lives.
+        device: Device to compute on; None is where each block is.
 
     Example:
         >>> from horst.pruning import InputNorms

@@ -1,4 +1,4 @@
-"""One model at many sparsities: scores once, masks for each level, the dense model in the same table."""
+"""One model at many sparsities, with the dense model in the same table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def sweep(
     Args:
         sparsities: Levels in [0, 1), evaluated in this order.
         evaluate: Called with the dense model first, then at each level; returns named numbers.
-        method: As for :func:`horst.pruning.prune`.
-        data: As for :func:`horst.pruning.prune`.
-        sequential: As for :func:`horst.pruning.prune`: a block is calibrated on what the *pruned* blocks before it
-            return. That takes one calibration per level. False is much faster for many levels: data goes through the
-            dense model once, and each layer keeps what all levels share, the norms of its inputs (Wanda) or the factor
-            of its inverse Hessian (SparseGPT; one float32 matrix of inputs x inputs per layer, on the host).
+        method: Method, as for :func:`horst.pruning.prune`.
+        data: Batches, as for :func:`horst.pruning.prune`.
+        sequential: Whether a block is calibrated on what the *pruned* blocks before it return, as in
+            :func:`horst.pruning.prune`. That takes one calibration per level. False is much faster for many levels:
+            data goes through the dense model once, and each layer keeps what all levels share, the norms of its inputs
+            (Wanda) or the factor of its inverse Hessian (SparseGPT; one float32 matrix of inputs x inputs per layer,
+            on the host).
         **options: ``pattern``, ``distribution``, ``layers``, ``include``, ``exclude``, ``samples`` and ``device`` of
             :func:`horst.pruning.prune`.
 

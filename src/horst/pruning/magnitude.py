@@ -1,4 +1,4 @@
-"""Magnitude: the smallest weights go. And the exact choice of the lowest scores of a matrix, which Wanda shares."""
+"""Magnitude pruning, and the mask of a matrix by exact choice of scores, which Wanda shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Compare = Literal["tensor", "row"]
 
 @dataclass(frozen=True)
 class Magnitude(Method):
-    """The smallest weights go: the paper's one-shot rule.
+    """Remove the smallest weights: the paper's one-shot rule.
 
     Args:
         compare: ``"tensor"`` compares all weights of a matrix, ``"row"`` those of one output.

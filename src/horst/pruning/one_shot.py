@@ -52,7 +52,7 @@ def prune(
     Args:
         model: Any module. Methods that need data go through its repeated blocks one by one
             (:mod:`horst.pruning.calibration`).
-        sparsity: Share of zeros in [0, 1). Left out where N:M or a mapping of sparsities fixes it.
+        sparsity: Share of zeros in [0, 1); None where N:M or a mapping of sparsities fixes it.
         method: ``"magnitude"``, ``"wanda"`` or ``"sparsegpt"``; or an instance of :class:`Magnitude`, :class:`Wanda`,
             :class:`SparseGPT` with options of its own.
         data: Batches as the model takes them: a tensor, a tuple or list of arguments, or a mapping of keyword
@@ -65,14 +65,14 @@ def prune(
         layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`; or ``"paper"``,
             the linear weights of all blocks but the first and the last. Frozen weights count too.
         include: Wildcard patterns of parameter names to add.
-        exclude: Patterns to take away again.
-        samples: Batches are read until there are so many samples; None reads all.
+        exclude: Wildcard patterns to leave out.
+        samples: Number of samples to read from ``data``; None reads all.
         sequential: Whether a block is calibrated on what the pruned blocks before it return (as the reference codes
             do) or on what the dense ones do (one pass less through each block).
-        device: Where to compute, one block at a time; None is where the model lives.
+        device: Device to compute on, one block at a time; None is where the model is.
 
     Returns:
-        What became of each layer.
+        The sparsity, and where known the error, of each layer.
 
     Example:
         >>> model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)])
@@ -249,18 +249,16 @@ class Plan:
             if sparsity is not None:
                 raise ValueError(
                     f"the mapping in distribution fixes each layer's sparsity, so sparsity={sparsity} has no meaning "
-                    "beside it. Leave one of them out."
+                    "with it. Leave one of them out."
                 )
-        elif sparsity is not None:
+        else:
             check_sparsity(sparsity, self.units)
-        elif not isinstance(self.units, NM):
-            raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.5 removes half.")
 
     def _check_distribution(self) -> None:
         if isinstance(self.units, NM) and self.distribution != "uniform":
             raise ValueError(
                 f"{self.units.n}:{self.units.m} fixes the sparsity of every layer: there is nothing for "
-                f"distribution={self.distribution!r} to share out. Leave one of them out."
+                f"distribution={self.distribution!r} to divide. Leave one of them out."
             )
         if isinstance(self.distribution, Mapping):
             check_ratios(self.distribution, [layer.name for layer in self.targets])
@@ -308,5 +306,5 @@ def _read(data: Iterable[Batch], samples: int | None) -> list[Batch]:
         if samples is not None and read >= samples:
             break
     if not batches:
-        raise ValueError("data holds no batch. If it is an iterator, it may have been used up: give it anew.")
+        raise ValueError("data holds no batch. If it is an iterator, it may have been used up: make a new one.")
     return batches

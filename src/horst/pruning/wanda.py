@@ -1,4 +1,4 @@
-"""Wanda: a weight counts as much as it moves the output, its magnitude times the size of its input."""
+"""Wanda: the score of a weight is its magnitude times the size of its input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wanda_scores(W: Tensor, norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Wanda(Method):
-    """The weights of least magnitude times input go, compared within each output's row; the others stay as they are.
+    """Remove the weights of least magnitude times input, compared within each output's row; the others do not change.
 
     Args:
         compare: ``"row"`` (Wanda's) compares the weights of one output, ``"tensor"`` all weights of a matrix.

@@ -91,7 +91,7 @@ class ACDC(Sparsifier):
         return self._event(change) if change else None
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"values": self._saved(self._values)}
+        return {"values": self._as_saved(self._values)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._values = self._held(state["values"])
+        self._values = self._from_saved(state["values"])

@@ -58,7 +58,7 @@ class Event:
 
 
 class Options(TypedDict, total=False):
-    """What every method takes beside its own arguments; see :class:`Sparsifier`."""
+    """Options that every method takes; see :class:`Sparsifier`."""
 
     layers: Preset | None
     include: Sequence[str]
@@ -290,7 +290,7 @@ class Sparsifier(abc.ABC):
         """The weights to be pruned at ``sparsity``, those of least score; by default the score is the magnitude.
 
         Args:
-            nested: What is pruned already stays so, and only the rest is chosen.
+            nested: Whether what is pruned already stays pruned, and only the rest is chosen.
         """
         if scores is None:
             scores = {layer.name: local_shard(layer.param) for layer in self.layers}
@@ -320,13 +320,13 @@ class Sparsifier(abc.ABC):
         """Every layer dense again."""
         self._set_pruned({name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}, "restore")
 
-    def _saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _as_saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For a checkpoint: this rank's parts of tensors that are named and shaped like the model's."""
         whole = self._whole
         return {name: as_shard_of(whole[name], part) if name in whole else part for name, part in parts.items()}
 
-    def _held(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """From a checkpoint: this rank's parts of tensors that :meth:`_saved` gave on any number of ranks."""
+    def _from_saved(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """From a checkpoint: this rank's parts of tensors that :meth:`_as_saved` gave on any number of ranks."""
         whole = self._whole
         return {name: part_of(whole[name], value) if name in whole else value for name, value in saved.items()}
 
@@ -373,7 +373,7 @@ class Sparsifier(abc.ABC):
                 local_shard(layer.param).masked_fill_(pruned, 0)
 
     def _masks_changed(self) -> None:
-        """Count what is pruned, over all ranks, and tell optimizers that mask by themselves."""
+        """Count what is pruned, over all ranks, and give the masks to optimizers that mask by themselves."""
         for layer in self.layers:
             pruned = self._pruned.get(layer.name)
             self._removed[layer.name] = 0 if pruned is None else self._chooser.count(layer.name, pruned)

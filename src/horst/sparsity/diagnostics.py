@@ -1,4 +1,4 @@
-"""What masks and weights do as training goes on, recorded at every change of masks; and figures of it.
+"""A record of masks and weights at every change of masks, and figures of it.
 
 For each event, over all layers and by layer: sparsity; *overlap*, the share of kept weights that the previous sparse
 mask kept too; *sign flips*, the share of weights kept both times whose sign changed in between; and by layer quantiles
@@ -31,8 +31,8 @@ class Recorder:
 
     Args:
         sparsifier: The sparsifier to watch.
-        quantiles: Of the magnitudes of kept weights, each in (0, 1]. They cost a selection for each layer; overlap and
-            sign flips cost a count.
+        quantiles: Quantiles of the kept weights' magnitudes to record, each in (0, 1]. They cost a selection per layer;
+            overlap and sign flips cost a count.
 
     Example:
         >>> from horst.sparsity import GMP, Cubic
@@ -121,7 +121,7 @@ class _Counts:
 
 
 def _packed(param: Tensor, bits: Tensor) -> Tensor:
-    """This rank's bits as a checkpoint holds them: eight a byte, or of a sharded weight a DTensor placed like it."""
+    """This rank's bits as a checkpoint holds them: eight per byte, or of a sharded weight a DTensor placed like it."""
     whole = as_shard_of(param, bits)
     return pack(bits) if whole is bits else whole
 
@@ -136,7 +136,7 @@ def plot(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
 
     Args:
         records: :attr:`Recorder.records`, or what :meth:`Recorder.save` wrote.
-        path: Where the figure goes; its ending chooses the format.
+        path: File of the figure; its ending chooses the format.
     """
     figure = load_extra("matplotlib.figure").Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 2)

@@ -109,30 +109,30 @@ class IMP(Sparsifier):
         saved = []
         for optimizer, early in zip(self.optimizers, self._early_state, strict=False):
             params = self._params_of(optimizer)
-            saved.append({name: _saved_state(params[name], state) for name, state in early.items()})
-        return {"early": self._saved(self._early), "early_state": saved}
+            saved.append({name: _state_as_saved(params[name], state) for name, state in early.items()})
+        return {"early": self._as_saved(self._early), "early_state": saved}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._early = self._held(state["early"])
+        self._early = self._from_saved(state["early"])
         self._early_state = []
         for optimizer, saved in zip(self.optimizers, state["early_state"], strict=False):
             params = self._params_of(optimizer)
-            self._early_state.append({name: _held_state(params[name], entry) for name, entry in saved.items()})
+            self._early_state.append({name: _state_from_saved(params[name], entry) for name, entry in saved.items()})
 
 
-def _saved_state(p: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+def _state_as_saved(p: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter's optimizer state for a checkpoint; what is shaped like it is sharded like it."""
     shape = local_shard(p).shape
     return {k: as_shard_of(p, v) if isinstance(v, Tensor) and v.shape == shape else v for k, v in state.items()}
 
 
-def _held_state(p: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """This rank's part of what :func:`_saved_state` gave."""
+def _state_from_saved(p: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's part of what :func:`_state_as_saved` gave."""
     return {k: part_of(p, v) if isinstance(v, Tensor) and v.shape == p.shape else v for k, v in saved.items()}
 
 
 def _rewind_state(optimizer: Optimizer, params: Mapping[str, Tensor], early: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put the state back. What had none yet has none again, and the optimizer makes it anew."""
+    """Put the state back. A parameter that had none has none again; the optimizer makes a new one."""
     for name, p in params.items():
         if name not in early:
             optimizer.state.pop(p, None)

@@ -1,4 +1,4 @@
-"""What a mask may look like: unstructured, blocks, or N:M; and how it is packed and hashed.
+"""The patterns of a mask: single weights, blocks, or N:M; and how masks are packed and hashed.
 
 A pattern divides each weight tensor into *units* that are kept or removed whole. For an unstructured mask a unit is a
 weight, for ``(rows, columns)`` it is a block of a matrix; how many units go is the distribution's business, which ones
@@ -163,8 +163,9 @@ def magnitude_mask(weight: Tensor, sparsity: float | None = None, *, pattern: Pa
 
     Args:
         weight: A tensor or DTensor; of a DTensor the mask of this rank's part is returned.
-        sparsity: Share of zeros, in [0, 1). Left out for N:M, which fixes it.
-        pattern: See :func:`parse_pattern`. N:M groups along dimension 1, the input of ``nn.Linear``.
+        sparsity: Share of zeros, in [0, 1); None for N:M, which fixes it.
+        pattern: Pattern of the mask, see :func:`parse_pattern`. N:M groups along dimension 1, the input of
+            ``nn.Linear``.
 
     Example:
         >>> magnitude_mask(torch.tensor([3.0, -1.0, 2.0, 1.0]), 0.5)
@@ -172,12 +173,10 @@ def magnitude_mask(weight: Tensor, sparsity: float | None = None, *, pattern: Pa
     """
     parsed = parse_pattern(pattern)
     parsed.check("the weight", weight.shape, min(1, weight.dim() - 1))
-    if isinstance(parsed, NM):
-        check_sparsity(parsed.sparsity if sparsity is None else sparsity, parsed)
-        return parsed.mask(local_shard(weight), min(1, weight.dim() - 1))
-    if sparsity is None:
-        raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.9 removes nine tenths.")
     check_sparsity(sparsity, parsed)
+    if isinstance(parsed, NM):
+        return parsed.mask(local_shard(weight), min(1, weight.dim() - 1))
+    assert sparsity is not None
     if parsed.is_unstructured:
         return ~smallest([weight], exact_floor(sparsity, weight.numel()))[0]
     units = parsed.units(Shard.of(weight))
@@ -186,8 +185,12 @@ def magnitude_mask(weight: Tensor, sparsity: float | None = None, *, pattern: Pa
     )
 
 
-def check_sparsity(sparsity: float, pattern: Block | NM | None = None) -> None:
-    """Refuse what is no share of zeros in [0, 1), or not the one that an N:M pattern fixes."""
+def check_sparsity(sparsity: float | None, pattern: Block | NM | None = None) -> None:
+    """Refuse what is no share of zeros in [0, 1), or not the one that N:M fixes. None is for N:M only."""
+    if sparsity is None:
+        if not isinstance(pattern, NM):
+            raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.5 removes half.")
+        return
     if not isinstance(sparsity, SupportsFloat):
         raise TypeError(f"sparsity must be a number in [0, 1), got {sparsity!r}. Give a fraction: 0.5, not '50%'.")
     if not 0.0 <= sparsity < 1.0:  # this form refuses NaN too
@@ -203,7 +206,7 @@ _WEIGHTS_OF_BITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Eight booleans a byte (uint8, lowest bit first), for checkpoints.
+    """Eight booleans per byte (uint8, lowest bit first), for checkpoints.
 
     Example:
         >>> pack(torch.tensor([True, False, True]))

@@ -15,7 +15,7 @@ from horst.sparsity.layers import Layer
 if TYPE_CHECKING:
     from horst.sparsity.controller import Sparsifier
 
-# By optimizer, the last sparsifier built on it: two at once would each zero what the other keeps, without a word.
+# By optimizer, the last sparsifier built on it: two at once would silently zero what the other keeps.
 _latest: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
 
 

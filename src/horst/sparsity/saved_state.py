@@ -25,8 +25,8 @@ def state_of(sparsifier: Sparsifier) -> dict[str, Any]:
         "seed": sparsifier.seed,
         "draws": sparsifier._draws,
         "layers": {layer.name: list(layer.param.shape) for layer in sparsifier.layers},
-        "pruned": sparsifier._saved(pruned) if sparsifier.is_sharded else {n: pack(p) for n, p in pruned.items()},
-        "best": {kind: {**b, "weights": sparsifier._saved(b["weights"])} for kind, b in best.items()},
+        "pruned": sparsifier._as_saved(pruned) if sparsifier.is_sharded else {n: pack(p) for n, p in pruned.items()},
+        "best": {kind: {**b, "weights": sparsifier._as_saved(b["weights"])} for kind, b in best.items()},
         "extra": sparsifier._extra_state(),
         "observers": [observer.state_dict() for observer in _observers_with_state(sparsifier)],
     }
@@ -54,7 +54,7 @@ def restore(sparsifier: Sparsifier, state: Mapping[str, Any]) -> None:
         for name, mask in state["pruned"].items()
     }
     best = {
-        kind: {**b, "weights": {name: value.cpu() for name, value in sparsifier._held(b["weights"]).items()}}
+        kind: {**b, "weights": {name: value.cpu() for name, value in sparsifier._from_saved(b["weights"]).items()}}
         for kind, b in state["best"].items()
     }
     sparsifier.steps, sparsifier.seed, sparsifier._draws = (int(state[key]) for key in ("steps", "seed", "draws"))

@@ -62,11 +62,11 @@ def exact_floor(sparsity: float, n: int) -> int:
 
 
 def smallest(scores: Sequence[Tensor], k: int, *, among: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Masks of the ``k`` entries of least magnitude, over all the tensors together.
+    """Find the ``k`` entries of least magnitude, over all the tensors together.
 
     Args:
         scores: Floating tensors or DTensors; entries are compared by absolute value.
-        k: How many to select, over all ranks.
+        k: Number of entries to select, over all ranks.
         among: Boolean masks, shaped like the local scores; entries that are False are never selected.
 
     Returns:

@@ -28,13 +28,13 @@ class SRSTE(Sparsifier):
     .. math:: g = \partial L / \partial \tilde w + \lambda_w\, (1 - E) \odot w
 
     is the gradient that the optimizer sees; :math:`\lambda_w` is ``decay``, and 0 gives the plain straight-through
-    estimator. The mask is chosen anew after every step.
+    estimator. A new mask is chosen after every step.
 
     Between steps the model's parameters hold :math:`\tilde w`: forward passes, evaluation and checkpoints see exact
     N:M weights, and names and identities of parameters stay (no parametrization, so DDP, FSDP2 and compile work). The
     dense :math:`w` is kept here and swapped in for the duration of ``optimizer.step()``. The decay term is added then,
-    after any clipping; it respects ``GradScaler``. Closures that evaluate the loss several times a step (LBFGS) do not
-    fit this.
+    after any clipping; it respects ``GradScaler``. Closures that evaluate the loss several times per step (LBFGS) are
+    not supported.
 
     Args:
         pattern: N:M, by default ``"2:4"``. With ``sparsity``: None (single weights) or a block.
@@ -109,8 +109,8 @@ class SRSTE(Sparsifier):
         return self.optimizers.index(self._owner[layer.name])
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"dense": self._saved(self._dense)}
+        return {"dense": self._as_saved(self._dense)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._dense = self._held(state["dense"])
+        self._dense = self._from_saved(state["dense"])
         self._swapped = set()

@@ -22,8 +22,8 @@ class Static(Sparsifier):
     Args:
         sparsity: Prune the smallest weights to this sparsity. None (and no N:M pattern, and no ``masks``): the weights
             that are zero now stay zero.
-        masks: Masks by layer name, True where a weight is kept, of the whole weights or this rank's parts.
-        distribution: For ``sparsity``.
+        masks: Masks by layer name, True where a weight is kept; of whole weights or of this rank's parts.
+        distribution: Division of the zeros among the layers, where ``sparsity`` is given.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -95,7 +95,7 @@ def keep_zeros(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **o
     ``close()`` of what is returned ends it, or the end of a ``with`` statement around the training.
 
     Args:
-        options: As for :class:`Static`; all layers, unless given.
+        options: Options of :class:`Static`; ``layers`` is ``"all"`` by default.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
