@@ -12,24 +12,13 @@ from horst.cli.progress import spinner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tokenize:
-    """Text files, or data sets of the Hub, to train.bin, val.bin and meta.json."""
+class Encoding:
+    """Options of both commands."""
 
-    sources: tuple[str, ...]
-    """Files that end in .jsonl or .txt (either also with .gz or .xz) or .parquet; folders that save_to_disk of
-    datasets wrote; or hub:owner/name, with /config and :split behind it if wanted."""
-    out: Path = Path("data/text")
-    """Folder to make."""
     tokenizer: Literal["gpt2", "bytes"] = "gpt2"
     """GPT-2's byte-pair encoding, or one token per byte."""
-    validation: int | float = 0.005
-    """Documents to hold out: a share of them, or a whole number; 0 for none."""
     workers: int = 1
     """Processes that encode."""
-    text_field: str = "text"
-    """Name of the field with the text."""
-    separator: str | None = None
-    """Separator of the documents in a .txt file; by default a file is one document."""
     overwrite: bool = False
     """Replace an existing folder."""
     json: bool = False
@@ -37,19 +26,28 @@ class Tokenize:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slimpajama:
+class Tokenize(Encoding):
+    """Text files, or data sets of the Hub, to train.bin, val.bin and meta.json."""
+
+    sources: tuple[str, ...]
+    """Files that end in .jsonl or .txt (either also with .gz or .xz) or .parquet; folders that save_to_disk of
+    datasets wrote; or hub:owner/name, with /config and :split behind it if wanted."""
+    out: Path = Path("data/text")
+    """Folder to make."""
+    validation: int | float = 0.005
+    """Documents to hold out: a share of them, or a whole number; 0 for none."""
+    text_field: str = "text"
+    """Name of the field with the text."""
+    separator: str | None = None
+    """Separator of the documents in a .txt file; by default a file is one document."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slimpajama(Encoding):
     """SlimPajama-6B from the Hub, cut and shuffled as the paper's base code does."""
 
     out: Path = Path("data/slimpajama")
     """Folder to make."""
-    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
-    """GPT-2's byte-pair encoding, or one token per byte."""
-    workers: int = 1
-    """Processes that encode."""
-    overwrite: bool = False
-    """Replace an existing folder."""
-    json: bool = False
-    """Print JSON instead of a table."""
 
 
 Options = Tokenize | Slimpajama

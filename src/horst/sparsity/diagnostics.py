@@ -17,10 +17,10 @@ from torch import Tensor
 
 from horst.extras import load_extra
 from horst.files import PathLike, write_json
-from horst.parameters.sharding import as_shard_of, local_shard, part_of
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.layers import Layer
-from horst.sparsity.masks import pack, unpack
+from horst.sparsity.masks import load_bits, save_bits
 from horst.sparsity.selection import kth_magnitude
 
 
@@ -76,11 +76,11 @@ class Recorder:
         if sparsifier.is_sparse:
             negative = local_shard(layer.param) < 0
             if layer.name in self._previous:
-                was_kept, was_negative = (_unpacked(layer.param, bits) for bits in self._previous[layer.name])
+                was_kept, was_negative = (load_bits(layer.param, bits) for bits in self._previous[layer.name])
                 both = kept & was_kept
                 flipped = both & (negative != was_negative)
                 counts = _Counts(n, count(layer.name, both), count(layer.name, flipped))
-            self._previous[layer.name] = (_packed(layer.param, kept), _packed(layer.param, negative))
+            self._previous[layer.name] = (save_bits(layer.param, kept), save_bits(layer.param, negative))
         row = {
             "sparsity": 1.0 - n / total,
             **counts.shares(),
@@ -118,17 +118,6 @@ class _Counts:
             "overlap": self.shared / self.kept if self.kept else None,
             "sign_flips": self.flipped / self.shared if self.shared else None,
         }
-
-
-def _packed(param: Tensor, bits: Tensor) -> Tensor:
-    """This rank's bits as a checkpoint holds them: eight per byte, or of a sharded weight a DTensor placed like it."""
-    whole = as_shard_of(param, bits)
-    return pack(bits) if whole is bits else whole
-
-
-def _unpacked(param: Tensor, saved: Tensor) -> Tensor:
-    """This rank's part, on its device, of what :func:`_packed` gave on any number of ranks."""
-    return part_of(param, unpack(saved, tuple(param.shape)) if saved.dtype == torch.uint8 else saved)
 
 
 def plot(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:

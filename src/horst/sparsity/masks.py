@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from horst.parameters.sharding import Shard, local_shard, mix, sum_over_ranks
+from horst.parameters.sharding import Shard, as_shard_of, local_shard, mix, part_of, sum_over_ranks
 from horst.sparsity.selection import exact_floor, magnitude_keys, select, smallest
 
 
@@ -233,6 +233,17 @@ def unpack(packed: Tensor, shape: Sequence[int]) -> Tensor:
         lane = flat[bit::8]
         lane.copy_((packed[: lane.numel()] & weight) != 0)
     return flat.view(tuple(shape))
+
+
+def save_bits(weight: Tensor, bits: Tensor) -> Tensor:
+    """This rank's booleans for a checkpoint: eight per byte, or for a sharded weight a DTensor placed like it."""
+    whole = as_shard_of(weight, bits)
+    return pack(bits) if whole is bits else whole
+
+
+def load_bits(weight: Tensor, saved: Tensor) -> Tensor:
+    """This rank's part, on its device, of what :func:`save_bits` gave on any number of ranks."""
+    return part_of(weight, unpack(saved, tuple(weight.shape)) if saved.dtype == torch.uint8 else saved)
 
 
 def mask_hash(masks: Sequence[Tensor], shards: Sequence[Shard]) -> int:

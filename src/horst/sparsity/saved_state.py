@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from horst.parameters.sharding import part_of
-from horst.sparsity.masks import pack, unpack
+from horst.sparsity.masks import load_bits, save_bits
 
 if TYPE_CHECKING:
     from horst.sparsity.controller import Sparsifier
@@ -25,7 +23,7 @@ def state_of(sparsifier: Sparsifier) -> dict[str, Any]:
         "seed": sparsifier.seed,
         "draws": sparsifier._draws,
         "layers": {layer.name: list(layer.param.shape) for layer in sparsifier.layers},
-        "pruned": sparsifier._as_saved(pruned) if sparsifier.is_sharded else {n: pack(p) for n, p in pruned.items()},
+        "pruned": {l.name: save_bits(l.param, pruned[l.name]) for l in sparsifier.layers if l.name in pruned},
         "best": {kind: {**b, "weights": sparsifier._as_saved(b["weights"])} for kind, b in best.items()},
         "extra": sparsifier._extra_state(),
         "observers": [observer.state_dict() for observer in _observers_with_state(sparsifier)],
@@ -49,10 +47,7 @@ def restore(sparsifier: Sparsifier, state: Mapping[str, Any]) -> None:
                 f"the saved mask of {name} has shape {shape}, its weight here {tuple(weights[name].shape)}. "
                 "Resume the same model."
             )
-    pruned = {
-        name: part_of(weights[name], unpack(mask, shapes[name]) if mask.dtype == torch.uint8 else mask)
-        for name, mask in state["pruned"].items()
-    }
+    pruned = {name: load_bits(weights[name], mask) for name, mask in state["pruned"].items()}
     best = {
         kind: {**b, "weights": {name: value.cpu() for name, value in sparsifier._from_saved(b["weights"]).items()}}
         for kind, b in state["best"].items()
