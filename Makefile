@@ -2,20 +2,27 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# One torch thread a test process: two of them on two cores fight, and small steps become ten times slower.
+# One torch thread per test process: more threads than cores make small steps ten times slower.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
 .PHONY: install quickstart test test-slow test-gpu lint types docs check bench-cpu clean
 
-install: $(VENV)/.installed
-$(VENV)/.installed: pyproject.toml
+install: $(VENV)/.installed-dev
+
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+
+$(VENV)/.installed-lab: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[lab]"
 	touch $@
 
-quickstart: install  ## AdamW and HORST side by side on real text and images, pruned; writes report.html
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $(VENV)/.installed-lab $@  # [dev] includes [lab]
+
+quickstart: $(VENV)/.installed-lab  ## AdamW and HORST side by side on real text and images, pruned; writes report.html
 	$(BIN)/horst quickstart --overwrite
 
 test: install  ## everything a CPU can test, in minutes

@@ -37,7 +37,7 @@ SHAPES = ((768, 768), (3072, 768), (768, 3072), (4096, 4096))
 Row = dict[str, Any]
 
 
-def pruned(rows: int, columns: int, sparsity: float, pattern: Any = "unstructured") -> Tensor:
+def pruned(rows: int, columns: int, sparsity: float, pattern: Any = None) -> Tensor:
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     return weight.masked_fill_(~magnitude_mask(weight, sparsity, pattern=pattern), 0)
 
@@ -81,7 +81,7 @@ def alternatives(weight: Tensor, bias: Tensor, x: Tensor) -> dict[str, Callable[
 
 
 def bench_layer(rows: int, columns: int, sparsity: float, tokens: int, threads: int, blocks: bool = False) -> list[Row]:
-    weight = pruned(rows, columns, sparsity, (8, 8) if blocks else "unstructured")
+    weight = pruned(rows, columns, sparsity, (8, 8) if blocks else None)
     bias, x = torch.randn(rows), torch.randn(tokens, columns)
     calls = alternatives(weight, bias, x)
     for name, call in calls.items():
@@ -103,7 +103,7 @@ def bench_layer(rows: int, columns: int, sparsity: float, tokens: int, threads: 
     ]
 
 
-def gpt2(sparsity: float, pattern: Any = "unstructured") -> nn.Module:
+def gpt2(sparsity: float, pattern: Any = None) -> nn.Module:
     """GPT-2 small, the linear layers of its blocks pruned: 68 % of its weights."""
     transformers = load_extra("transformers")
     torch.manual_seed(0)

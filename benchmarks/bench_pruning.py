@@ -26,7 +26,7 @@ import torch
 from horst.lab.experiments.result import Result, environment
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.pruning import Report, prune, sweep
-from horst.sparsity import exact_floor
+from horst.sparsity.selection import exact_floor
 
 LEVELS = [round(0.1 * k, 1) for k in range(1, 10)]
 TINY = GPT2Config(layers=4, heads=2, width=32, context=16, vocabulary=64)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from horst.lab.experiments.result import Result, environment
-from horst.sparsity import ACDC, Phases, Static, exact_floor, smallest
+from horst.sparsity import ACDC, Phases, Static
+from horst.sparsity.selection import exact_floor, smallest
 
 
 def synchronize(device: torch.device) -> None:

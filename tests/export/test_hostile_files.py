@@ -1,11 +1,7 @@
 """Files that lie: every one is refused with an error of ours, and the model is left alone."""
 
-import contextlib
 import json
 import pickle
-import subprocess
-import sys
-import textwrap
 import zlib
 
 import pytest
@@ -14,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from horst import files
 from horst.export import InvalidFileError, load_sparse, read_metadata, save_sparse
-from horst.files import path_inside, whole_directory, whole_file
+from horst.files import path_inside
 
 
 def example_state():
@@ -266,55 +261,3 @@ def test_links_of_the_hugging_face_cache_are_followed(tmp_path):
     (blobs / "abc").write_text("x")
     (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
     assert path_inside(snapshot, "model.safetensors").read_text() == "x"
-
-
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path):
-    program = f"""
-        import os
-        from horst.files import whole_directory
-        with whole_directory({str(tmp_path / "model")!r}) as temporary:
-            (temporary / "half").write_text("half")
-            os._exit(9)
-    """
-    other = tmp_path / ".model.mine.tmp"
-    other.mkdir()
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False).returncode == 9
-    (left,) = set(tmp_path.iterdir()) - {other}
-    with whole_directory(tmp_path / "model") as first:
-        assert not left.exists()
-        with contextlib.suppress(KeyError), whole_directory(tmp_path / "model") as second:
-            assert set(tmp_path.iterdir()) == {first, second, other}
-            raise KeyError
-        assert first.is_dir()
-    assert {path.name for path in tmp_path.iterdir()} == {"model", other.name}
-
-
-def test_a_folder_that_its_process_removes_while_another_looks_for_leftovers_is_passed_over(tmp_path, monkeypatch):
-    left = tmp_path / ".model.0123abcd.tmp"
-    left.mkdir()
-    lock = files._lock
-
-    def vanish(folder):
-        if folder == left:
-            left.rmdir()
-        return lock(folder)
-
-    monkeypatch.setattr(files, "_lock", vanish)
-    with whole_directory(tmp_path / "model") as temporary:
-        assert list(tmp_path.iterdir()) == [temporary]
-
-
-def test_outputs_appear_whole_or_not_at_all(tmp_path):
-    with contextlib.suppress(KeyError), whole_file(tmp_path / "file") as temporary:
-        temporary.write_text("half")
-        raise KeyError
-    with contextlib.suppress(KeyError), whole_directory(tmp_path / "folder") as temporary:
-        (temporary / "half").write_text("half")
-        raise KeyError
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "empty").mkdir()
-    with whole_directory(tmp_path / "empty") as temporary:
-        (temporary / "a").write_text("a")
-    with pytest.raises(FileExistsError, match="is not an empty directory"), whole_directory(tmp_path / "empty"):
-        pytest.fail("the block ran")
-    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")] == ["empty", "empty/a"]

@@ -6,7 +6,8 @@ from torch import nn
 
 from horst import HORST
 from horst.parameters.sharding import Shard, random_scores
-from horst.sparsity import ACDC, SET, SRSTE, AtInit, DropGrow, Phases, RigL, Static, exact_floor, smallest
+from horst.sparsity import ACDC, SET, SRSTE, AtInit, DropGrow, Phases, RigL, Static
+from horst.sparsity.selection import exact_floor, smallest
 
 pytestmark = pytest.mark.gpu
 

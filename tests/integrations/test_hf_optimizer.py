@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from horst import HORST, param_groups
-from horst.export import save_hugging_face
+from horst.export import load_pretrained, save_hugging_face
 from horst.integrations import hf
 from horst.sparsity import ACDC, Static, acdc_steps
 
@@ -142,7 +142,7 @@ def test_a_sparse_export_comes_back_and_is_trained_on_with_its_zeros(sparse, tmp
     model = pruned_gpt2()
     save_hugging_face(model, tmp_path / "pruned", sparse=sparse)
     assert (tmp_path / "pruned" / "model.sparse.safetensors").exists() == sparse
-    loaded = hf.from_pretrained(tmp_path / "pruned")
+    loaded = load_pretrained(tmp_path / "pruned")
     assert isinstance(loaded, GPT2LMHeadModel)
     assert_same(loaded, model)
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
@@ -159,5 +159,5 @@ def test_an_export_can_be_run_sparse(tmp_path):
     save_hugging_face(pruned_gpt2(), tmp_path / "pruned", sparse=True)
     tokens = torch.arange(12)[None]
     with torch.no_grad():
-        dense, sparse = (hf.from_pretrained(tmp_path / "pruned", sparse=flag)(tokens).logits for flag in (False, True))
+        dense, sparse = (load_pretrained(tmp_path / "pruned", sparse=flag)(tokens).logits for flag in (False, True))
     torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-5)

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from horst.pruning import Hessian, InputNorms, SparseGPT, calibrate, prune
 from horst.pruning.blocks import block_sequences, layers_by_block
-from horst.sparsity import Block, find_layers
+from horst.sparsity import find_layers
+from horst.sparsity.masks import Block
 
 
 def run(model, batch):

@@ -17,11 +17,11 @@ from horst.pruning import (
     Wanda,
     compensate,
     inverse_factor,
-    lowest,
+    mask_by_score,
     wanda_scores,
 )  # fmt: skip
 from horst.pruning.precision import full_float32
-from horst.sparsity import NM, Block
+from horst.sparsity.masks import NM, Block
 
 NONE = torch.tensor([])
 
@@ -61,37 +61,38 @@ def prepared(method, W, X):
 def test_exactly_the_count_is_chosen_whatever_the_ties(rows, columns, share, levels, compare):
     scores = torch.randint(levels, (rows, columns)).float()
     count = int(share * rows * columns)
-    mask = lowest(scores, count, compare=compare)
-    assert int(mask.sum()) == count
-    assert torch.equal(mask, lowest(scores.clone(), count, compare=compare))
+    mask = mask_by_score(scores, count, compare=compare)
+    assert int((~mask).sum()) == count
+    assert torch.equal(mask, mask_by_score(scores.clone(), count, compare=compare))
     if compare == "tensor" and 0 < count < mask.numel():
-        assert scores[mask].max() <= scores[~mask].min()
+        assert scores[~mask].max() <= scores[mask].min()
     if compare == "row":
-        each = mask.sum(dim=1)
+        each = (~mask).sum(dim=1)
         assert set(each.tolist()) <= {count // rows, -(-count // rows)}
-        for row, chosen in zip(scores, mask, strict=True):
-            if 0 < int(chosen.sum()) < columns:
-                assert row[chosen].max() <= row[~chosen].min()
+        for row, kept in zip(scores, mask, strict=True):
+            if 0 < int(kept.sum()) < columns:
+                assert row[~kept].max() <= row[kept].min()
 
 
 def test_of_equal_scores_the_lower_index_goes_first():
-    assert lowest(torch.ones(2, 4), 3).tolist() == [[True] * 3 + [False], [False] * 4]
-    assert lowest(torch.ones(2, 4), 3, compare="row").tolist() == [[True, True, False, False], [True] + [False] * 3]
+    assert mask_by_score(torch.ones(2, 4), 3).int().tolist() == [[0, 0, 0, 1], [1, 1, 1, 1]]
+    assert mask_by_score(torch.ones(2, 4), 3, compare="row").int().tolist() == [[0, 0, 1, 1], [0, 1, 1, 1]]
 
 
 def test_rows_share_a_rest_by_their_next_score():
     scores = torch.tensor([[1.0, 9.0], [2.0, 5.0], [3.0, 7.0]])
-    assert lowest(scores, 4, compare="row").tolist() == [[True, False], [True, True], [True, False]]
+    assert mask_by_score(scores, 4, compare="row").int().tolist() == [[0, 1], [0, 0], [0, 1]]
 
 
 def test_nan_is_kept_in_rows_as_everywhere():
-    assert lowest(torch.tensor([[math.nan, 1.0, math.inf]]), 2, compare="row").tolist() == [[False, True, True]]
+    scores = torch.tensor([[math.nan, 1.0, math.inf]])
+    assert mask_by_score(scores, 2, compare="row").int().tolist() == [[1, 0, 0]]
 
 
 def test_blocks_are_compared_in_rows_of_blocks():
     scores = torch.tensor([[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0], [9.0, 9.0, 8.0, 8.0], [9.0, 9.0, 8.0, 8.0]])
-    mask = lowest(scores, 2, pattern=Block(2, 2), compare="row")
-    assert mask.tolist() == [[True, True, False, False]] * 2 + [[False, False, True, True]] * 2
+    mask = mask_by_score(scores, 2, pattern=Block(2, 2), compare="row")
+    assert mask.int().tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 0, 0]] * 2
 
 
 def test_an_unknown_comparison_is_refused():

@@ -13,7 +13,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from horst.pruning import OWL, InputNorms, Magnitude, Method, SparseGPT, Wanda, prune
-from horst.sparsity import exact_floor, find_layers, magnitude_mask, owl_ratios
+from horst.sparsity import find_layers, magnitude_mask, owl_ratios
+from horst.sparsity.selection import exact_floor
 
 METHODS = ["magnitude", "wanda", "sparsegpt"]
 
@@ -344,7 +345,7 @@ BAD = [
     ({"pattern": "2:4", "sparsity": 0.6}, ValueError, "2:4 fixes the sparsity at 0.5, got sparsity=0.6"),
     ({"pattern": "3:7"}, ValueError, "needs an input dimension that is a multiple of 7"),
     ({"pattern": (5, 5)}, ValueError, "blocks of 5 x 5 do not tile"),
-    ({"pattern": "2/4"}, ValueError, "pattern must be 'unstructured', 'N:M'"),
+    ({"pattern": "2/4"}, ValueError, "pattern must be None for single weights, 'N:M'"),
     ({"pattern": (4, 4), "method": "sparsegpt", "data": [1]}, ValueError, "sparsegpt prunes single weights or N:M"),
     ({"sparsity": "50%"}, TypeError, r"sparsity must be a number in \[0, 1\), got '50%'. Give a fraction: 0.5"),
     ({"layers": "block"}, ValueError, "layers must be 'blocks', 'all_linear', 'all', 'paper' or None, got 'block'"),

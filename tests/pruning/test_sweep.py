@@ -51,10 +51,10 @@ def test_each_level_is_the_model_that_prune_makes(method, distribution, sequenti
     assert rows[0]["sparsity"] == rows[0]["sparsity_of_pruned_layers"] == rows[0]["sparsity_of_all_weights"] == 0.0
 
 
-def test_data_goes_through_the_model_once_for_all_levels():
+def test_not_sequential_data_goes_through_the_model_once_for_all_levels():
     model, calls = spread(small_gpt2()), []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    sweep(model, LEVELS, evaluate=lambda model: {}, method="sparsegpt", data=tokens(batches=3))
+    sweep(model, LEVELS, evaluate=lambda model: {}, method="sparsegpt", data=tokens(batches=3), sequential=False)
     assert len(calls) == 3 + 1  # and one sample, to see how the blocks are called
 
 

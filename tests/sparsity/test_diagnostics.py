@@ -7,7 +7,8 @@ import torch
 from sparse_methods import PHASES, TOTAL, Tiny, adamw, differences, train_step
 from torch import nn
 
-from horst.sparsity import ACDC, Phases, Recorder, plot
+from horst.sparsity import ACDC, Phases, Recorder
+from horst.sparsity.diagnostics import plot
 
 
 def test_overlap_and_sign_flips_by_hand():

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from torch import nn
 
-from horst.sparsity import Static, exact_floor, owl_ratios
+from horst.sparsity import Static, owl_ratios
 from horst.sparsity.distributions import allocate, check_ratios, layer_sparsity
+from horst.sparsity.selection import exact_floor
 
 SHAPES = {"a": (10, 10), "b": (100, 10), "c": (3, 4)}
 UNITS = {name: math.prod(shape) for name, shape in SHAPES.items()}

@@ -18,7 +18,6 @@ from horst.sparsity import (
     AtInit,
     Cubic,
     DropGrow,
-    Event,
     Phases,
     RigL,
     Rounds,
@@ -26,6 +25,7 @@ from horst.sparsity import (
     Static,
     keep_zeros,
 )
+from horst.sparsity.controller import Event
 
 
 def linear(weight):

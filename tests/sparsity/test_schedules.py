@@ -7,7 +7,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from horst.sparsity import Cubic, DropGrow, Phases, Rounds, acdc_cifar, acdc_epochs, acdc_steps, exact_floor, rigl_steps
+from horst.sparsity import Cubic, DropGrow, Phases, Rounds, acdc_epochs, acdc_steps, rigl_steps
+from horst.sparsity.schedules import acdc_cifar
+from horst.sparsity.selection import exact_floor
 
 
 def test_acdc_100_epochs_is_the_reference_table():

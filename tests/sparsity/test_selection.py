@@ -11,7 +11,8 @@ import torch
 from hypothesis import example, given, settings
 
 from horst.parameters.sharding import Shard, mix, random_scores
-from horst.sparsity import exact_floor, kth_magnitude, selection, smallest
+from horst.sparsity import selection
+from horst.sparsity.selection import exact_floor, kth_magnitude, smallest
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 HARD = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3.0, math.inf, -math.inf, math.nan]

@@ -8,7 +8,8 @@ from sparse_methods import Tiny, adamw, loss_of, train_step
 from torch import nn
 
 from horst import HORST
-from horst.sparsity import ACDC, FIRST_MOMENTS, SECOND_MOMENTS, Phases, StatePolicy
+from horst.sparsity import ACDC, Phases, StatePolicy
+from horst.sparsity.state_policy import FIRST_MOMENTS, SECOND_MOMENTS
 
 
 def train_to(policy, steps, make_optimizer=adamw, changes=(3, 6, 9)):
@@ -62,7 +63,7 @@ def test_every_policy_resets_what_it_says_and_nothing_else(event, rule, moments,
 
 
 def test_the_acdc_preset_is_the_references():
-    from horst.sparsity import ACDC_REFERENCE
+    from horst.sparsity.state_policy import ACDC_REFERENCE
 
     def momentum_sgd(p):
         return torch.optim.SGD(p, lr=0.05, momentum=0.9)
@@ -75,7 +76,7 @@ def test_the_acdc_preset_is_the_references():
 
 
 def test_under_adam_the_acdc_preset_keeps_second_moments_and_steps():
-    from horst.sparsity import ACDC_REFERENCE
+    from horst.sparsity.state_policy import ACDC_REFERENCE
 
     _, optimizer, _, before, _ = train_to(ACDC_REFERENCE, 6)
     for p, state in optimizer.state.items():

@@ -27,22 +27,22 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to time, and on what model."""
+    """The parts to time, and the size of the model."""
 
     only: tuple[Literal["step", "pruning", "export"], ...] = ("step", "pruning", "export")
-    """Which of them."""
+    """Parts to time."""
     layers: int | None = None
-    """Blocks of the GPT-2; 12 on a GPU and 4 on a CPU if not given."""
+    """Blocks of the GPT-2; by default 12 on a GPU and 4 on a CPU."""
     width: int | None = None
-    """Its width, a multiple of 64; 768 on a GPU and 256 on a CPU if not given."""
+    """Width of the GPT-2, a multiple of 64; by default 768 on a GPU and 256 on a CPU."""
     context: int = 128
-    """Tokens in a sequence."""
+    """Tokens per sequence."""
     samples: int = 16
     """Sequences to calibrate pruning on."""
     seconds: float = 3.0
-    """How long to time the step, and the forms."""
+    """Duration of timing the step, and the forms."""
     device: str | None = None
-    """Where; the GPU if there is one."""
+    """Device; by default the GPU if there is one."""
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -104,7 +104,7 @@ def time_step(model: GPT2, options: Options, device: torch.device) -> list[Row]:
         "HORST (default)": lambda: HORST(weights),
         "HORST foreach": lambda: HORST(weights, foreach=True),
     }
-    calls = {name: _waited_for(make().step, device) for name, make in makers.items()}
+    calls = {name: _synchronized(make().step, device) for name, make in makers.items()}
     times = interleaved_times(calls, seconds=options.seconds)
     found = {name: statistics.median(taken) for name, taken in times.items()}
     fused = found["AdamW fused"]
@@ -122,13 +122,13 @@ def time_pruning(model: GPT2, options: Options, device: torch.device) -> list[Ro
     for method in ("magnitude", "wanda", "sparsegpt"):
         pruned = copy.deepcopy(model)
         begin = time.perf_counter()
-        report = _waited_for(lambda: prune(pruned, 0.5, method=method, data=tokens.split(8)), device)()  # noqa: B023
+        report = _synchronized(lambda: prune(pruned, 0.5, method=method, data=tokens.split(8)), device)()  # noqa: B023
         rows.append({"method": method, "seconds": time.perf_counter() - begin, "zeros": report.zeros})
     return rows
 
 
 def time_export(model: GPT2, options: Options, device: torch.device) -> list[Row]:
-    """Dense against the other forms at 90 %, one sequence a call."""
+    """Dense against the other forms at 90 %, one sequence per call."""
     import torch
 
     from horst.export import compare
@@ -148,13 +148,13 @@ BENCHES: dict[str, Callable[[GPT2, Options, torch.device], list[Row]]] = {
 }
 
 
-def _waited_for(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+def _synchronized(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
     import torch
 
-    def waiting() -> Any:
+    def call_and_wait() -> Any:
         result = call()
         if device.type != "cpu":
             torch.accelerator.synchronize()
         return result
 
-    return waiting
+    return call_and_wait

@@ -12,44 +12,42 @@ from horst.cli.progress import spinner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tokenize:
+class Encoding:
+    """Options of both commands."""
+
+    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
+    """GPT-2's byte-pair encoding, or one token per byte."""
+    workers: int = 1
+    """Processes that encode."""
+    overwrite: bool = False
+    """Replace an existing folder."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenize(Encoding):
     """Text files, or data sets of the Hub, to train.bin, val.bin and meta.json."""
 
     sources: tuple[str, ...]
     """Files that end in .jsonl or .txt (either also with .gz or .xz) or .parquet; folders that save_to_disk of
     datasets wrote; or hub:owner/name, with /config and :split behind it if wanted."""
     out: Path = Path("data/text")
-    """The folder to make."""
-    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
-    """GPT-2's byte-pair encoding, or a token a byte."""
+    """Folder to make."""
     validation: int | float = 0.005
-    """What to hold out: a share of the documents, or a whole number of them; 0 for nothing."""
-    workers: int = 1
-    """Processes that encode."""
+    """Documents to hold out: a share of them, or a whole number; 0 for none."""
     text_field: str = "text"
-    """Where a record has its text."""
+    """Name of the field with the text."""
     separator: str | None = None
-    """What parts the documents of a .txt file; without it a file is one document."""
-    overwrite: bool = False
-    """Replace a folder that is there."""
-    json: bool = False
-    """Print JSON instead of a table."""
+    """Separator of the documents in a .txt file; by default a file is one document."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slimpajama:
+class Slimpajama(Encoding):
     """SlimPajama-6B from the Hub, cut and shuffled as the paper's base code does."""
 
     out: Path = Path("data/slimpajama")
-    """The folder to make."""
-    tokenizer: Literal["gpt2", "bytes"] = "gpt2"
-    """GPT-2's byte-pair encoding, or a token a byte."""
-    workers: int = 1
-    """Processes that encode."""
-    overwrite: bool = False
-    """Replace a folder that is there."""
-    json: bool = False
-    """Print JSON instead of a table."""
+    """Folder to make."""
 
 
 Options = Tokenize | Slimpajama

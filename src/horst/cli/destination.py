@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 
 class Stopped(SystemExit):
-    """SIGTERM came, and what was begun is removed; the exit code is the shell's for the signal."""
+    """SIGTERM came, and unfinished output is removed; the exit code is the shell's for the signal."""
 
     def __str__(self) -> str:
-        return "stopped; what was begun is removed."
+        return "stopped; unfinished output is removed."
 
 
 def check_free(out: Path, overwrite: bool, kind: Literal["file", "directory"]) -> None:
-    """Refuse a place that is taken, or that cannot be written to."""
+    """Refuse an output that exists, or that cannot be written."""
     if out.name in ("", ".."):
         raise ValueError(f"--out must name a new {kind}, got {out}.")
     if out.exists() and out.is_dir() != (kind == "directory"):
@@ -36,35 +36,23 @@ def check_free(out: Path, overwrite: bool, kind: Literal["file", "directory"]) -
 
 @contextlib.contextmanager
 def replaced(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A name for a directory that takes the place of ``out`` if the block succeeds.
+    """An empty directory that takes the place of ``out`` if the block succeeds.
 
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> with replaced(folder / "model", overwrite=False) as new:
-        ...     new.mkdir()
+        ...     _ = (new / "weights").write_text("w")
         >>> [path.name for path in folder.iterdir()]
         ['model']
     """
-    from horst.files import folder_beside
+    from horst.files import whole_directory
 
     check_free(out, overwrite, "directory")
     missing = [parent for parent in out.parents if not parent.exists()]
     try:
-        with _stopped_by_sigterm(), folder_beside(out) as folder:
-            # Killed between the two renamings, the old one stays: the folder itself would be removed the next time.
-            new, old = folder / out.name, folder.with_suffix(".old")
+        with _stopped_by_sigterm(), whole_directory(out, overwrite=overwrite) as new:
             yield new
-            try:
-                if os.path.lexists(out):  # no directory can be renamed onto one that holds something
-                    os.replace(out, old)
-                os.replace(new, out)
-            except BaseException:
-                if not os.path.lexists(out) and os.path.lexists(old):
-                    os.replace(old, out)
-                raise
-            if os.path.lexists(old):
-                os.replace(old, folder / old.name)
     except BaseException:
         for parent in missing:
             with contextlib.suppress(OSError):  # not empty, or never made

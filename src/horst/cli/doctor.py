@@ -6,19 +6,29 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 from horst import __version__
+from horst.cli import parsing
 from horst.cli.output import table, write, write_json
 from horst.extras import EXTRA_OF
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What this machine can do."""
+    """Versions and backends of this machine."""
 
     json: bool = False
     """Print JSON instead of tables."""
+
+
+def parse(arguments: Sequence[str], prog: str) -> Options:
+    """The options, without tyro where there is nothing to parse: the command works without the extra ``lab``."""
+    if list(arguments) in ([], ["--json"]):
+        return Options(json=bool(arguments))
+    parsed: Options = parsing.parse(Options, arguments, prog=prog, description="Versions, device and backends.")
+    return parsed
 
 
 def main(options: Options) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to evaluate on what."""
+    """The model and the data."""
 
     model: Path
     """The model: a directory of Hugging Face or timm, or of a finished run."""
@@ -26,11 +26,11 @@ class Options:
     """Needed. Text: .txt, .jsonl, .parquet, .bin, a folder of horst data (its val.bin), wikitext (the test set of
     WikiText-2), hub:owner/name/config:split. Images: digits, .npz, a folder of CIFAR-10 or with train and val."""
     context: int | None = None
-    """Tokens in a window; the model's, up to 2048, if not given."""
+    """Tokens per window; by default the model's, at most 2048."""
     stride: int | None = None
-    """Tokens from one window to the next; the context if not given. A smaller one gives each token more to go by."""
+    """Tokens from one window to the next; by default the context. A smaller stride gives each token more context."""
     batch_size: int | None = None
-    """Windows (8) or images (256) at a time; the result does not depend on it."""
+    """Windows (8) or images (256) per batch; the result does not depend on it."""
     tokenizer: Literal["auto", "gpt2", "bytes"] = "auto"
     """For text: auto is the model's own."""
     precision: Literal["float32", "bf16"] = "float32"
@@ -38,7 +38,7 @@ class Options:
     workers: int = 0
     """Processes that decode image files."""
     device: str | None = None
-    """Where to compute; the GPU if there is one."""
+    """Device to compute on; by default the GPU if there is one."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -48,7 +48,7 @@ def main(options: Options) -> None:
     from horst.cli.models import choose_device, load_model
 
     if not options.data:
-        raise ValueError("name what to evaluate on: --data text.txt, or --data digits for images.")
+        raise ValueError("give the data to evaluate on: --data text.txt, or --data digits for images.")
     if options.batch_size is not None and options.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, got {options.batch_size}.")
     device = choose_device(options.device)

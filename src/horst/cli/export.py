@@ -1,4 +1,4 @@
-"""``horst export MODEL --to FORM``: a pruned model written so that it pays; ``--report`` measures what it is worth."""
+"""``horst export MODEL --to FORM``: save a pruned model in another format; ``--report`` measures it against dense."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ PAGE = "report.md"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to write in which form, and whether to measure it."""
+    """The model, the format, and whether to measure it."""
 
     model: Path
     """The model: a directory of Hugging Face or timm, or of a finished run."""
     to: Literal["sparse-safetensors", "hugging-face", "onnx"] = "sparse-safetensors"
-    """The form."""
+    """The format."""
     out: Path | None = None
-    """The directory to make; if not given, beside the model, with the form in its name."""
+    """Directory to make; by default next to the model, with the format in its name."""
     report: bool = False
-    """Measure file, memory and time of a call beside dense, on this machine; the page goes into the directory."""
+    """Measure file, memory and time per call against dense, on this machine; writes report.md into the directory."""
     tokens: int = 128
     """Tokens (of text) in the call that the report measures."""
     batch_size: int = 1
     """Sequences or images in the call that the report measures."""
     seconds: float = 5.0
-    """How long the report measures."""
+    """Duration of the measurement."""
     device: str | None = None
-    """Where the report measures; the CPU if not given, since that is where single zeros can pay."""
+    """Device to measure on; by default the CPU, where unstructured zeros can be faster."""
     overwrite: bool = False
     """Replace a directory that is there."""
     json: bool = False
@@ -64,7 +64,6 @@ def main(options: Options) -> None:
     comparison = None
     with spinner("exporting"), quiet("horst.export"), replaced(out, options.overwrite) as directory:
         if options.to == "onnx":
-            directory.mkdir()
             _export_onnx(loaded, directory / "model.onnx")
         else:
             loaded.save(directory, sparse=options.to == "sparse-safetensors")
@@ -133,7 +132,7 @@ def _measure(loaded: LoadedModel, options: Options, device: torch.device) -> Com
 
 
 def _file_bytes(directory: Path) -> int:
-    """Of the files with weights."""
+    """Size of the files with weights."""
     return sum(f.stat().st_size for f in directory.iterdir() if f.suffix in (".safetensors", ".onnx", ".data"))
 
 

@@ -29,8 +29,8 @@ def open_images(
         data: ``digits`` (scikit-learn's), an ``.npz`` file, the folder of CIFAR-10's binary files, or a folder with
             ``train`` and ``val``, each of class folders or of tar shards.
         loaded: The model; its classes and the size of its images are checked.
-        batch_size: Images at a time.
-        device: Where they go.
+        batch_size: Images per batch.
+        device: Device of the batches.
         workers: Processes that decode image files.
     """
     from horst.lab.data.cifar10 import TEST_FILE, read_cifar10
@@ -65,7 +65,7 @@ def open_images(
             raise ValueError(f"the images of {data} are {_size(found)}, the model takes {_size(loaded.image_shape)}.")
         images = ImageArrays(read, batch_size=1, padding=0, flip=False, device=device, evaluation_batch_size=batch_size)
     if images.classes > loaded.classes:
-        raise ValueError(f"{data} has {images.classes} classes, the model tells {loaded.classes} apart.")
+        raise ValueError(f"{data} has {images.classes} classes, the model has {loaded.classes}.")
     return images
 
 

@@ -14,14 +14,14 @@ from horst.cli.recipes import recipe_rows
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What there is."""
+    """The recipes, optimizers, methods and formats."""
 
     json: bool = False
     """Print JSON instead of tables."""
 
 
 def main(options: Options) -> None:
-    """Print one table a kind."""
+    """Print one table per kind."""
     found = everything()
     if options.json:
         write_json(found)
@@ -30,7 +30,7 @@ def main(options: Options) -> None:
 
 
 def everything() -> dict[str, list[dict[str, str]]]:
-    """By kind, one row a thing: its name, and one line about it."""
+    """By kind, one row per entry: its name, and one line about it."""
     import horst
     from horst import sparsity
     from horst.pruning import OWL

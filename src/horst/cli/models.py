@@ -8,25 +8,23 @@ A path is a directory: one of Hugging Face's or of timm's (``config.json`` with 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.output import nearest
-from horst.export.hf import SPARSE_FILE, load_pretrained, save_hugging_face
-from horst.export.safetensors_header import parse_object, read_header
+from horst.export.hf import DENSE_FILE, SPARSE_FILE, load_pretrained, save_hugging_face
+from horst.export.safetensors_header import read_header
 from horst.export.sparse_index import shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
-from horst.files import InvalidFileError, path_inside, whole_directory
+from horst.files import InvalidFileError, path_inside, read_json, whole_directory, write_json
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-DENSE_FILE = "model.safetensors"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 # Arguments of timm.create_model that would make it fetch or load something.
 _LOADING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only")
 
@@ -36,10 +34,10 @@ class LoadedModel:
     """A model and what is known of it.
 
     Args:
-        model: On the CPU, in evaluation mode.
-        path: Where it came from.
-        reads: What its inputs are.
-        timm_config: Of a model of timm's, the content of its ``config.json``.
+        model: The model, on the CPU, in evaluation mode.
+        path: Directory that it was loaded from.
+        reads: Kind of its inputs.
+        timm_config: Content of ``config.json`` of a timm model; None for other models.
     """
 
     model: nn.Module
@@ -50,7 +48,7 @@ class LoadedModel:
     @property
     def has_tokenizer(self) -> bool:
         """Whether there are files of a tokenizer beside the weights."""
-        return any((self.path / name).is_file() for name in _TOKENIZER_FILES)
+        return any((self.path / name).is_file() for name in _VOCABULARIES)
 
     @property
     def is_transformers(self) -> bool:
@@ -59,13 +57,13 @@ class LoadedModel:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens a text model knows."""
+        """Number of tokens that a text model knows."""
         model: Any = self.model
         return model.get_input_embeddings().num_embeddings if self.is_transformers else model.config.vocabulary
 
     @property
     def longest(self) -> int | None:
-        """The most tokens a text model takes; None where its config has no word of it."""
+        """Largest number of tokens that a text model takes; None where its config does not say."""
         model: Any = self.model
         if not self.is_transformers:
             return int(model.config.context)
@@ -88,18 +86,18 @@ class LoadedModel:
 
     @property
     def classes(self) -> int:
-        """How many classes an image model tells apart."""
+        """Number of classes of an image model."""
         model: Any = self.model
         return int(model.config.num_labels if self.is_transformers else model.num_classes)
 
     @property
     def pixel_statistics(self) -> tuple[list[float], list[float]] | None:
-        """Mean and deviation of each channel, of pixels in [0, 1], that an image model was trained with, if known."""
+        """Mean and standard deviation per channel, for pixels in [0, 1], that an image model expects, if known."""
         if self.timm_config is not None:
             known = self.timm_config.get("pretrained_cfg", {})
             mean, std = known.get("mean"), known.get("std")
         elif (self.path / "preprocessor_config.json").is_file():
-            known = parse_object((self.path / "preprocessor_config.json").read_bytes(), "preprocessor_config.json")
+            known = read_json(self.path / "preprocessor_config.json")
             mean, std = known.get("image_mean"), known.get("image_std")
         else:
             return None
@@ -120,7 +118,7 @@ class LoadedModel:
                 shutil.copyfile(self.path / "preprocessor_config.json", directory / "preprocessor_config.json")
             return
         with whole_directory(directory) as temporary:
-            (temporary / "config.json").write_text(json.dumps(self.timm_config, indent=1) + "\n")
+            write_json(temporary / "config.json", self.timm_config)
             if sparse:
                 save_sparse(self.model, temporary / SPARSE_FILE)
             else:
@@ -145,7 +143,7 @@ def load_model(path: Path) -> LoadedModel:
         )
     try:
         if (path / "config.json").is_file():
-            content = parse_object(path_inside(path, "config.json").read_bytes(), f"config.json of {path}")
+            content = read_json(path_inside(path, "config.json"))
             loaded = _load_timm(path, content) if "architecture" in content else _load_transformers(path)
         else:
             loaded = _load_run(path)
@@ -249,7 +247,7 @@ def _load_run(path: Path) -> LoadedModel:
             f"{path} is a finished run that kept no checkpoint. Run its recipe again with --checkpoint-every (in steps "
             "for language models, in epochs for image models) and --overwrite."
         )
-    outcome = parse_object((path / "outcome.json").read_bytes(), f"outcome.json of {path}")
+    outcome = read_json(path / "outcome.json")
     config = outcome.get("config", {})
     shape = config.get("run", config).get("model", {})
     model: nn.Module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import io
 import itertools
 import json
@@ -62,7 +63,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[number(row.get(c)) for c in columns] for row in rows]
     right = [all(isinstance(row.get(c), (int, float, type(None))) for row in rows) for c in columns]
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
         return _rich_table(columns, cells, right, title)
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)] if columns else []
     lines = [

@@ -35,13 +35,13 @@ def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str
 
 
 def config() -> tuple[Any, ...]:
-    """How tyro turns fields into options, the same for every command."""
+    """The settings of tyro, the same for every command."""
     conf = load_extra("tyro").conf
     return conf.OmitArgPrefixes, conf.FlagCreatePairsOff, conf.PositionalRequiredArgs
 
 
 def _one_line(box: str) -> str:
-    """What tyro's box says, without its frame, its copy of the help text, and its pointer to the help."""
+    """The text of tyro's box, without its frame, its copy of the help text, and its pointer to the help."""
     said: list[str] = []
     guess = ""
     lines = iter(box.splitlines())

@@ -1,4 +1,4 @@
-"""How a command shows that it works: bars in a terminal, lines of the log elsewhere; always on stderr."""
+"""Progress of a command: bars in a terminal, lines of the log elsewhere; always on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horst.extras import load_extra
 
 @contextlib.contextmanager
 def logging_to_stderr() -> Iterator[None]:
-    """What the library logs, as plain lines: warnings; in a terminal no more than that, since there are bars."""
+    """Print the library's log as plain lines; in a terminal, where there are bars, warnings only."""
     logger, handler = logging.getLogger("horst"), _ToStderr()
     level = logger.level
     handler.setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
@@ -29,7 +29,7 @@ def logging_to_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet(logger: str) -> Iterator[None]:
-    """Warnings only, of a part of the library whose notes are about temporary files here."""
+    """Hide the log of a part of the library, except for warnings: it is about temporary files here."""
     part = logging.getLogger(logger)
     level = part.level
     part.setLevel(logging.WARNING)
@@ -68,7 +68,7 @@ def spinner(what: str) -> Iterator[None]:
 
 
 class _ToStderr(logging.Handler):
-    """To what is stderr at the time: a bar puts itself in its place."""
+    """Writes to the present stderr: a bar replaces it for a while."""
 
     def emit(self, record: logging.LogRecord) -> None:
         write(self.format(record), sys.stderr)

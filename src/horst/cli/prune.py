@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from horst import __version__
+from horst import __version__, files
 from horst.cli.destination import check_free, replaced
 from horst.cli.output import table, write, write_json
 from horst.cli.progress import spinner
@@ -23,41 +22,41 @@ RECORD = "pruning.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to prune, how, and where to."""
+    """The model, the method, and the directory to make."""
 
     model: Path
     """The model: a directory of Hugging Face or timm, or of a finished run."""
     method: Literal["magnitude", "wanda", "sparsegpt"] = "magnitude"
-    """Which weights go. All but magnitude need --data."""
+    """Rule that chooses the weights to remove. All but magnitude need --data."""
     sparsity: float | None = None
     """Share of the weights of the pruned layers that become zero: 0.5, not 50. An N:M pattern fixes it."""
     out: Path | None = None
-    """The directory to make; if not given, beside the model, with the sparsity in its name."""
+    """Directory to make; by default next to the model, with the sparsity in its name."""
     pattern: str | None = None
-    """Single weights if not given; 2:4 or any N:M; or blocks, as 4x4."""
+    """Pattern of the zeros: by default single weights; 2:4 or any N:M; or blocks, as 4x4."""
     distribution: Literal["uniform", "global", "erk", "owl"] = "uniform"
-    """How the zeros are shared out over the layers."""
+    """Division of the zeros among the layers."""
     layers: Literal["blocks", "paper", "all_linear", "all"] = "blocks"
-    """Which layers: those in the blocks; all blocks but the first and last (the paper's rule); all."""
+    """Layers to prune: those in the blocks; all blocks but the first and last (paper); all linear; all."""
     include: tuple[str, ...] = ()
-    """Wildcard patterns of parameters to prune beside them."""
+    """Wildcard patterns of further parameters to prune."""
     exclude: tuple[str, ...] = ()
     """Wildcard patterns of parameters to leave alone."""
     data: str | None = None
-    """To calibrate on. Text: .txt, .jsonl, .parquet, a folder of horst data, wikitext, hub:owner/name. Images: digits,
+    """Calibration data. Text: .txt, .jsonl, .parquet, a folder of horst data, wikitext, hub:owner/name. Images: digits,
     .npz, a folder of CIFAR-10 or with train and val."""
     samples: int = 128
     """Windows of text, or images, to calibrate on."""
     context: int | None = None
     """Tokens in a window; the model's, up to 2048, if not given."""
     seed: int = 0
-    """Of which windows are drawn."""
+    """Seed of the choice of windows."""
     tokenizer: Literal["auto", "gpt2", "bytes"] = "auto"
     """For text: auto is the model's own."""
     device: str | None = None
-    """Where to compute, one block at a time; the GPU if there is one."""
+    """Device to compute on, one block at a time; by default the GPU if there is one."""
     overwrite: bool = False
-    """Replace a directory that is there."""
+    """Replace an existing directory."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -69,11 +68,11 @@ def main(options: Options) -> None:
     from horst.sparsity.masks import NM, check_sparsity, parse_pattern
 
     pattern = _pattern(options.pattern)
-    units = parse_pattern(pattern or "unstructured")
+    units = parse_pattern(pattern)
     if options.sparsity is not None:
         check_sparsity(options.sparsity, units)
     elif not isinstance(units, NM):
-        raise ValueError("name the share of weights that shall go, --sparsity 0.5, or a pattern, --pattern 2:4.")
+        raise ValueError("give the share of weights to remove, --sparsity 0.5, or a pattern, --pattern 2:4.")
     if options.method != "magnitude" and options.data is None:
         raise ValueError(f"{options.method} needs text or images to calibrate on: --data. Magnitude needs none.")
     if options.samples < 1:
@@ -106,7 +105,7 @@ def main(options: Options) -> None:
     }
     with replaced(out, options.overwrite) as directory:
         loaded.save(directory)
-        (directory / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        files.write_json(directory / RECORD, record)
     if options.json:
         write_json({"out": str(out), **record})
         return

@@ -84,8 +84,8 @@ def token_file(data: str, loaded: LoadedModel, tokenizer: TokenizerName, split: 
     Args:
         data: Text (.txt, .jsonl, .parquet), a token file (.bin), a folder of ``horst data``, ``wikitext``, or see
             :func:`source`.
-        loaded: The model that shall read it.
-        tokenizer: For text.
+        loaded: The model that reads it.
+        tokenizer: Tokenizer for text.
         split: ``"train"`` or ``"val"``.
     """
     path = Path(data)

@@ -1,8 +1,8 @@
-"""A pruned model written, loaded and run so that its zeros pay."""
+"""Pruned models saved in compressed formats, loaded, and run sparse."""
 
 from horst.export.comparison import Comparison, compare
 from horst.export.cpu_kernels import Plan, plan_for
-from horst.export.hf import load_hugging_face, load_pretrained, save_hugging_face
+from horst.export.hf import load_pretrained, save_hugging_face
 from horst.export.onnx import export_onnx
 from horst.export.semi_structured import is_two_four, to_semi_structured
 from horst.export.sparse_linear import SparseLinear, sparsify
@@ -17,7 +17,6 @@ __all__ = [
     "compare",
     "export_onnx",
     "is_two_four",
-    "load_hugging_face",
     "load_pretrained",
     "load_sparse",
     "plan_for",

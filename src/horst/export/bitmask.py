@@ -1,7 +1,7 @@
 """Tensors as bitmask and values, streamed to and from a file in pieces.
 
-A value counts as zero if all its bits are zero: -0.0 and NaN are values. Bits are packed eight a byte, lowest first.
-Each tensor goes through memory a piece at a time, so that no second copy of it exists.
+A value counts as zero if all its bits are zero: -0.0 and NaN are values. Bits are packed eight per byte, lowest first.
+Each tensor goes through memory in pieces, so that no second copy of it exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from horst.files import InvalidFileError
 from horst.sparsity.masks import pack, unpack
 
-# Weights a piece; a multiple of eight, so that a piece's bits are whole bytes.
+# Weights per piece; a multiple of eight, so that a piece's bits are whole bytes.
 PIECE = 1 << 20
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

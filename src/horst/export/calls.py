@@ -1,13 +1,12 @@
-"""Calling a model with example inputs: in ``eval()`` mode, and with a clock."""
+"""Calling a model with example inputs, and timing the calls."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -24,35 +23,14 @@ def as_call(example_inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)), {}
 
 
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """``eval()`` mode for the block; afterwards each module is in the mode it was in.
-
-    Example:
-        >>> model = nn.Dropout()
-        >>> with evaluating(model):
-        ...     model.training
-        False
-        >>> model.training
-        True
-    """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def interleaved_times(
     calls: Mapping[str, Callable[[], object]], *, seconds: float, minimum: int = 5, maximum: int = 200
 ) -> dict[str, list[float]]:
     """Seconds of each call, again and again in turns: what slows the machine down for a while slows all of them.
 
     Args:
-        calls: What to time, by name. Each runs once before the clock starts.
-        seconds: How long to go on in all, after ``minimum`` rounds and up to ``maximum``.
+        calls: Functions to time, by name. Each runs once before the clock starts.
+        seconds: Duration of all timing together, after ``minimum`` rounds and up to ``maximum``.
 
     Example:
         >>> sorted(interleaved_times({"a": lambda: 1, "b": lambda: 2}, seconds=0.001))

@@ -1,4 +1,4 @@
-"""What pruning buys in each form: bytes in a file and in memory, and the measured time of a call, beside dense.
+"""A pruned model in each form against dense: bytes in a file and in memory, and measured time per call.
 
 Plain statements go with the numbers: a form that stores zeros, or multiplies them, is as large or as slow as before.
 """
@@ -18,19 +18,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from horst.export.calls import Inputs, as_call, evaluating, interleaved_times
+from horst.export.calls import Inputs, as_call, interleaved_times
 from horst.export.onnx import export_onnx
 from horst.export.semi_structured import to_semi_structured
 from horst.export.sparse_linear import SparseLinear, linear_layers, sparsify
 from horst.export.sparse_safetensors import save_sparse
 from horst.extras import load_extra
+from horst.parameters.modes import evaluating
 
 FORMS = ("dense", "sparse-safetensors", "sparse-linear", "onnx", "2:4")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row a form, and what to know when reading them.
+    """One row per form, and notes on reading them.
 
     Each row has ``form``, ``file_bytes``, ``memory_bytes`` (parameters and buffers), ``milliseconds`` (median of a
     call), their ratios to the dense row (``file_ratio``, ``memory_ratio``, ``speedup``) and ``max_error``, the largest
@@ -43,7 +44,7 @@ class Comparison:
     def markdown(self) -> str:
         """The rows as a Markdown table, and the notes as a list."""
         lines = [
-            "| form | file | of dense | memory | of dense | ms a call | times faster | largest error |",
+            "| form | file | of dense | memory | of dense | ms per call | times faster | largest error |",
             "|---|---|---|---|---|---|---|---|",
         ]
         for row in self.rows:
@@ -77,7 +78,7 @@ def compare(
         forms: Some of ``"dense"`` (always there), ``"sparse-safetensors"`` (a file, dense again when loaded),
             ``"sparse-linear"`` (:func:`sparsify` for the number of tokens in ``example_inputs``, on a CPU), ``"onnx"``
             (extra ``onnx``) and ``"2:4"`` (:func:`to_semi_structured`, on a GPU).
-        seconds: How long to time, in all.
+        seconds: Duration of all timing together.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
@@ -197,7 +198,7 @@ def _caller(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _tokens_seen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """How many tokens the linear layers get in one call."""
+    """Numbers of tokens that the linear layers get in one call."""
     seen: set[int] = set()
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

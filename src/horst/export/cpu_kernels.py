@@ -1,4 +1,4 @@
-"""What makes unstructured sparsity pay on a CPU: three ways to compute ``x @ W.T + b``, and which is fastest when.
+"""Unstructured sparsity on a CPU: three ways to compute ``x @ W.T + b``, and which is fastest when.
 
 - ``dense``: ``F.linear``, the zeros multiplied like the rest.
 - ``csr``: torch's compressed sparse rows with 32-bit indices, multiplied by MKL. Best for a few tokens: for one token
@@ -92,7 +92,7 @@ def available_kernels() -> list[str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which kernel to use at how many tokens: for each measured number of tokens, seconds by kernel.
+    """The choice of kernel by number of tokens: for each measured number, seconds by kernel.
 
     Example:
         >>> plan = Plan({1: {"dense": 5.0, "csr": 1.0, "bag": 7.0}, 100: {"dense": 5.0, "csr": 6.0, "bag": 2.0}})

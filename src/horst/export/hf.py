@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from horst.export.safetensors_header import parse_object, read_header
+from horst.export.safetensors_header import read_header
 from horst.export.sparse_index import shorten
 from horst.export.sparse_linear import sparsify
 from horst.export.sparse_safetensors import load_sparse, read_dtypes, save_sparse
 from horst.extras import load_extra
-from horst.files import InvalidFileError, PathLike, path_inside, whole_directory
+from horst.files import InvalidFileError, PathLike, path_inside, read_json, whole_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SPARSE_FILE = "model.sparse.safetensors"
-_DENSE_FILE, _DENSE_INDEX = "model.safetensors", "model.safetensors.index.json"
-_TOKENIZER_FILES = (
+DENSE_FILE, _DENSE_INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -78,16 +78,7 @@ def save_hugging_face(
     return pathlib.Path(directory)
 
 
-def load_hugging_face(directory: PathLike) -> PreTrainedModel:
-    """Load a dense Hugging Face directory into the class that its ``config.json`` names.
-
-    Every weight of the model must be there. Refused: weights that are pickles (``pytorch_model.bin``), an index that
-    names files outside the directory, damaged files, adapters, models whose code lies in the directory.
-
-    Raises:
-        InvalidFileError: The directory is one of those.
-    """
-    directory = pathlib.Path(directory)
+def _load_dense_directory(directory: pathlib.Path) -> PreTrainedModel:
     model_class, _ = _class_and_config(directory)
     for file in _dense_files(directory):
         with open(file, "rb") as opened:
@@ -102,18 +93,32 @@ def load_hugging_face(directory: PathLike) -> PreTrainedModel:
 
 
 def load_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedModel:
-    """Load a directory that :func:`save_hugging_face` wrote, dense or sparse, into a transformers model.
+    """Load a directory that :func:`save_hugging_face` wrote, dense or sparse, into the transformers model it was.
+
+    The class is the one that ``config.json`` names. Zeros come back as zeros: :func:`horst.sparsity.keep_zeros` keeps
+    them while the model is trained on.
 
     Args:
-        directory: With ``config.json`` and either ``model.sparse.safetensors`` or dense safetensors.
-        sparse: Keep the linear layers for which it pays in their sparse form, for inference on this CPU; see
+        directory: Directory with ``config.json`` and ``model.sparse.safetensors``, or dense safetensors.
+        sparse: Whether to turn linear layers that are faster so into their sparse form, for inference on this CPU; see
             :func:`horst.export.sparsify`.
 
     Raises:
-        InvalidFileError: See :func:`load_hugging_face` and :func:`load_sparse`.
+        InvalidFileError: A weight is missing, or a file is damaged, lies outside the directory, or is a pickle
+            (``pytorch_model.bin``). Adapters are refused too, and models whose code lies in the directory.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=4, n_head=1, vocab_size=8, n_positions=4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model = load_pretrained(save_hugging_face(model, f"{folder}/pruned", sparse=True))
+        >>> type(model).__name__
+        'GPT2LMHeadModel'
     """
     directory = pathlib.Path(directory)
-    model = _load_sparse_directory(directory) if (directory / SPARSE_FILE).exists() else load_hugging_face(directory)
+    load = _load_sparse_directory if (directory / SPARSE_FILE).exists() else _load_dense_directory
+    model = load(directory)
     if sparse:
         sparsify(model)
     return model
@@ -155,7 +160,7 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
         raise NotADirectoryError(f"{directory} is not a directory.")
     if not (directory / "config.json").is_file():
         raise InvalidFileError(f"{directory} has no config.json: it is no Hugging Face model.")
-    content = parse_object(path_inside(directory, "config.json").read_bytes(), f"config.json of {directory}")
+    content = read_json(path_inside(directory, "config.json"))
     # Both make transformers read weights from a place that another file names.
     if "transformers_weights" in content or (directory / "adapter_config.json").exists():
         raise InvalidFileError(
@@ -177,14 +182,13 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
 
 def _dense_files(directory: pathlib.Path) -> list[pathlib.Path]:
     """The safetensors files that transformers would read, none of them outside the directory."""
-    if (directory / _DENSE_FILE).exists():
-        return [path_inside(directory, _DENSE_FILE)]
+    if (directory / DENSE_FILE).exists():
+        return [path_inside(directory, DENSE_FILE)]
     if not (directory / _DENSE_INDEX).exists():
         pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
         found = f" {shorten(pickles)} may be pickles, which can run code and are never loaded here." if pickles else ""
-        hint = "load_pretrained reads its sparse form." if (directory / SPARSE_FILE).exists() else "Save it with them."
-        raise InvalidFileError(f"{directory} has no dense safetensors weights.{found} {hint}")
-    index = parse_object(path_inside(directory, _DENSE_INDEX).read_bytes(), f"{_DENSE_INDEX} of {directory}")
+        raise InvalidFileError(f"{directory} has no safetensors weights.{found} Save it with them.")
+    index = read_json(path_inside(directory, _DENSE_INDEX))
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidFileError(f"{_DENSE_INDEX} of {directory} has no weight_map from tensors to files.")
@@ -200,9 +204,9 @@ def _write_tokenizer(tokenizer: PreTrainedTokenizerBase | PathLike, directory: p
     if not isinstance(tokenizer, (str, os.PathLike)):
         tokenizer.save_pretrained(directory)
         return
-    found = [name for name in _TOKENIZER_FILES if (pathlib.Path(tokenizer) / name).is_file()]
+    found = [name for name in TOKENIZER_FILES if (pathlib.Path(tokenizer) / name).is_file()]
     if not found:
-        raise FileNotFoundError(f"{tokenizer} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}).")
+        raise FileNotFoundError(f"{tokenizer} has no tokenizer files ({', '.join(TOKENIZER_FILES)}).")
     for name in found:
         shutil.copyfile(pathlib.Path(tokenizer) / name, directory / name)
 

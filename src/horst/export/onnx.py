@@ -5,19 +5,20 @@ ONNX Runtime has no kernels for unstructured sparsity: pruning makes neither the
 
 from __future__ import annotations
 
+import glob
 import os
 import pathlib
-import tempfile
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
-from horst.export.calls import Inputs, as_call, evaluating
+from horst.export.calls import Inputs, as_call
 from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
-from horst.files import PathLike
+from horst.files import PathLike, flush, folder_beside
+from horst.parameters.modes import evaluating
 
 
 def export_onnx(
@@ -28,11 +29,11 @@ def export_onnx(
     Weights beyond ONNX's limit of 2 GiB go to a second file, ``path`` with ``.data`` at its end, which belongs to it.
 
     Args:
-        model: It is traced in ``eval()`` mode and left as it was.
+        model: The model. It is traced in ``eval()`` mode and left as it was.
         example_inputs: A tensor, a sequence of arguments, or a mapping from names to arguments. For a transformers
             model with a cache give ``{"input_ids": ids, "use_cache": False}``: the output is then the logits alone.
         path: The ``.onnx`` file.
-        dynamic_shapes: Which dimensions may vary, as ``torch.export`` takes it; by default none.
+        dynamic_shapes: Dimensions that may vary, as ``torch.export`` takes them; by default none.
 
     Example:
         >>> import tempfile
@@ -51,11 +52,11 @@ def export_onnx(
             model, args, kwargs=kwargs, dynamic_shapes=dynamic_shapes, dynamo=True, verbose=False
         )
     assert program is not None  # without a file name the exporter returns the program
-    path.parent.mkdir(parents=True, exist_ok=True)
     # The graph names its data file, so both are written under their own names in a folder of their own.
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        program.save(pathlib.Path(folder) / path.name)
+    with folder_beside(path) as folder:
+        program.save(folder / path.name)
         # The graph last: it is not there before what it refers to.
-        for file in sorted(pathlib.Path(folder).iterdir(), key=lambda file: file.name == path.name):
+        for file in sorted(folder.glob(f"{glob.escape(path.name)}*"), key=lambda file: file.name == path.name):
+            flush(file)
             os.replace(file, path.with_name(file.name))
     return path

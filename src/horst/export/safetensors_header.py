@@ -16,9 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from horst.files import InvalidFileError
-
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+from horst.files import MAX_JSON_BYTES, InvalidFileError, parse_json
 
 _DTYPES = {
     "F64": torch.float64,
@@ -111,38 +109,20 @@ def read_header(file: BinaryIO, path: pathlib.Path) -> Header:
     if len(first) < 8:
         raise InvalidFileError(f"{path.name} is no safetensors file: it has {size} bytes and no header.")
     length = int.from_bytes(first, "little")
-    if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+    if not 2 <= length <= min(size - 8, MAX_JSON_BYTES):
         raise InvalidFileError(
             f"{path.name} is truncated or no safetensors file: it announces a header of {length} bytes and has "
-            f"{size - 8} bytes after that number (at most {MAX_HEADER_BYTES} are allowed)."
+            f"{size - 8} bytes after that number (at most {MAX_JSON_BYTES} are allowed)."
         )
     file.seek(8)
     raw = file.read(length)
-    content = parse_object(raw, f"the header of {path.name}")
+    content = parse_json(raw, f"the header of {path.name}")
     metadata = content.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise InvalidFileError(f"the metadata of {path.name} is not a map from strings to strings.")
     entries = {name: _entry(name, value) for name, value in content.items()}
     _check_tiling(entries, size - 8 - length, path)
     return Header(entries, metadata, raw, 8 + length)
-
-
-def parse_object(text: bytes | str, what: str) -> dict[str, Any]:
-    """Parse a JSON object with distinct keys.
-
-    Example:
-        >>> parse_object('{"a": 1, "a": 2}', "the header")
-        Traceback (most recent call last):
-            ...
-        horst.files.InvalidFileError: the header is not valid JSON: 'a' appears twice.
-    """
-    try:
-        content = json.loads(text, object_pairs_hook=_distinct)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFileError(f"{what} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidFileError(f"{what} is {type(content).__name__} in JSON, not an object.")
-    return content
 
 
 def parse_shape(shape: object, itemsize: int, what: str) -> tuple[int, ...]:
@@ -160,15 +140,6 @@ def parse_dtype(name: object, what: str) -> torch.dtype:
     if not isinstance(name, str) or name not in _DTYPES:
         raise InvalidFileError(f"{what} has the dtype {str(name)[:80]!r}, not one of {', '.join(_DTYPES)}.")
     return _DTYPES[name]
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in content:
-            raise ValueError(f"{key[:80]!r} appears twice.")
-        content[key] = value
-    return content
 
 
 def _entry(name: str, value: object) -> Entry:

@@ -12,7 +12,8 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from horst.export.sparse_linear import is_conv1d
+from horst.export.sparse_linear import out_by_in
+from horst.sparsity.layers import is_conv1d
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def to_semi_structured(model: nn.Module) -> list[str]:
     tokens: measure with :func:`horst.export.compare`. torch calls its semi-structured tensors a prototype.
 
     Args:
-        model: On a CUDA device, in float16 or bfloat16.
+        model: The model, on a CUDA device, in float16 or bfloat16.
 
     Returns:
         The names of the layers that were converted.
@@ -46,7 +47,7 @@ def to_semi_structured(model: nn.Module) -> list[str]:
     layers = {
         name: module
         for name, module in model.named_modules()
-        if (type(module) is nn.Linear or is_conv1d(module)) and is_two_four(_rows(module))
+        if (type(module) is nn.Linear or is_conv1d(module)) and is_two_four(out_by_in(module))
     }
     if not layers:
         raise ValueError(
@@ -64,7 +65,7 @@ def to_semi_structured(model: nn.Module) -> list[str]:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*prototype stage", category=UserWarning)
-                weight = torch.sparse.to_sparse_semi_structured(_rows(module).contiguous())
+                weight = torch.sparse.to_sparse_semi_structured(out_by_in(module).detach().contiguous())
         except RuntimeError as error:  # shapes that are no multiples of the sparse cores' tiles
             _log.warning("%s stays dense: %s", name, error)
             continue
@@ -74,15 +75,9 @@ def to_semi_structured(model: nn.Module) -> list[str]:
     return converted
 
 
-def _rows(module: nn.Module) -> Tensor:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight.detach().t() if is_conv1d(module) else weight.detach()
-
-
 def _as_linear(model: nn.Module, name: str, conv1d: nn.Module) -> nn.Linear:
     """Put an ``nn.Linear`` without a weight yet in the place of a ``Conv1D``."""
-    outputs, inputs = _rows(conv1d).shape
+    outputs, inputs = out_by_in(conv1d).shape
     linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     linear.register_parameter("bias", conv1d.get_parameter("bias"))
     linear.train(conv1d.training)

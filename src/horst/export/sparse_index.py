@@ -34,10 +34,9 @@ from horst.export.safetensors_header import (
     dtype_name,
     encode,
     parse_dtype,
-    parse_object,
     parse_shape,
 )
-from horst.files import InvalidFileError
+from horst.files import InvalidFileError, parse_json
 
 FORMAT, VERSION = "horst-sparse", "1"
 RESERVED = ("format", "format_version", "index", "tied", "crc32", "header_crc32")
@@ -108,8 +107,8 @@ def read_index(header: Header, path: pathlib.Path) -> tuple[dict[str, Stored], d
     blanked, found = _HEADER_CRC32.subn(b"0" * 8, header.raw)
     if found != 1 or metadata.get("header_crc32") != f"{zlib.crc32(blanked):08x}":
         raise InvalidFileError(f"the header of {path.name} is damaged: its checksum does not fit.")
-    described = parse_object(metadata.get("index", ""), f"the index of {path.name}")
-    tied = parse_object(metadata.get("tied", ""), f"'tied' in {path.name}")
+    described = parse_json(metadata.get("index", ""), f"the index of {path.name}")
+    tied = parse_json(metadata.get("tied", ""), f"'tied' in {path.name}")
     index = {name: _stored(name, value) for name, value in described.items()}
     expected = {part: spec for name, stored in index.items() for part, spec in stored.entries(name).items()}
     actual = {name: (entry.dtype, entry.shape) for name, entry in header.entries.items()}
@@ -138,7 +137,7 @@ def _stored(name: str, value: object) -> Stored:
 
 def check_data(file: BinaryIO, header: Header, index: Mapping[str, Stored], path: pathlib.Path) -> None:
     """Read the file once from end to end: checksums, and as many bits as values."""
-    crc32 = parse_object(header.metadata.get("crc32", ""), f"'crc32' in {path.name}")
+    crc32 = parse_json(header.metadata.get("crc32", ""), f"'crc32' in {path.name}")
     bits = {}
     for name, entry in header.entries.items():
         found, bits[name] = scan(file, header.data_start + entry.start, header.data_start + entry.end)

@@ -1,4 +1,4 @@
-"""Linear layers with a sparse weight, for inference on a CPU: fewer bytes, and faster where it was measured to be."""
+"""Linear layers with a sparse weight, for inference on a CPU: fewer bytes, and faster where measured so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.export.cpu_kernels import KERNELS, TOKENS, Plan, csr_tensor, plan_for, to_csr
-from horst.sparsity.layers import check_model
+from horst.sparsity.layers import check_model, is_conv1d
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,7 +32,7 @@ class SparseLinear(nn.Module):
 
     Args:
         layer: The dense layer, on the CPU.
-        plan: Which kernel to use at how many tokens, see :func:`horst.export.cpu_kernels.plan_for`; measured if left
+        plan: Choice of kernel by number of tokens, see :func:`horst.export.cpu_kernels.plan_for`; measured if left
             out. The dense weight is kept too where the plan may choose the dense kernel.
 
     Example:
@@ -55,7 +55,7 @@ class SparseLinear(nn.Module):
         self._inputs_first = is_conv1d(layer)
         if not self._inputs_first and not isinstance(layer, nn.Linear):
             raise TypeError(f"SparseLinear takes nn.Linear or transformers' Conv1D, got {type(layer).__name__}.")
-        weight = _rows_are_outputs(layer).detach()
+        weight = out_by_in(layer).detach()
         if weight.dtype != torch.float32 or weight.device.type != "cpu":
             raise ValueError(
                 f"the sparse form is for float32 on a CPU, the layer is {weight.dtype} on {weight.device}. Convert the "
@@ -155,7 +155,7 @@ class SparseLinear(nn.Module):
 
 
 def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bool = False) -> nn.Module:
-    """Replace, in place, the linear layers whose sparsity pays on this CPU by :class:`SparseLinear`.
+    """Replace, in place, the linear layers that are faster sparse on this CPU by :class:`SparseLinear`.
 
     Dense and sparse kernels are timed on this machine, once for each shape, sparsity and number of threads, so the
     first call takes a second or two a shape. A layer is replaced if a sparse kernel is at least 10 % faster, at every
@@ -168,7 +168,7 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
 
     Args:
         model: The pruned model. Zeros are what its weights say; no mask is needed.
-        tokens: How many tokens (batch times length) the model will see in a call: ``(1,)`` for generation alone.
+        tokens: Numbers of tokens (batch times length) that the model will see per call: ``(1,)`` for generation alone.
         keep_dense: Also replace layers for which sparse wins at some numbers of ``tokens`` only; they keep the dense
             weight beside the sparse one and use the faster of the two, at the price of more memory than dense alone.
 
@@ -201,11 +201,6 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
     return model
 
 
-def is_conv1d(module: nn.Module) -> bool:
-    """Whether this is Hugging Face's ``Conv1D``, a linear layer that stores (input, output)."""
-    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf")
-
-
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers that :func:`sparsify` may replace, by name.
 
@@ -230,14 +225,15 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _rows_are_outputs(layer: nn.Module) -> Tensor:
+def out_by_in(layer: nn.Module) -> Tensor:
+    """The weight of a linear layer as an out x in matrix."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight.t() if is_conv1d(layer) else weight
 
 
 def _sparse_form(layer: nn.Module, tokens: tuple[int, ...], keep_dense: bool) -> SparseLinear | None:
-    weight = _rows_are_outputs(layer)
+    weight = out_by_in(layer)
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.numel() == 0:
         return None
     if 1 - int(weight.count_nonzero()) / weight.numel() < _HOPELESS_SPARSITY:

@@ -1,6 +1,6 @@
-"""Sparse safetensors: for each tensor one bit a weight and the values that are not zero, in a valid safetensors file.
+"""Sparse safetensors: for each tensor one bit per weight and the values that are not zero, in a valid safetensors file.
 
-A tensor ``name`` that gets smaller so is stored as two: ``name::bitmask`` (uint8, eight weights a byte, lowest bit
+A tensor ``name`` that becomes smaller is stored as two: ``name::bitmask`` (uint8, eight weights per byte, lowest bit
 first, in row-major order) and ``name::values`` (the values where the bit is set, in the tensor's dtype). The others are
 stored as they are. A value counts as zero if all its bits are zero: -0.0 and NaN are values, and the round trip is
 exact.
@@ -13,7 +13,6 @@ float32.
 from __future__ import annotations
 
 import logging
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, BinaryIO, overload
@@ -87,11 +86,7 @@ def save_sparse(
             starts = size + entries[mask].start, size + entries[values].start
             crc32[mask], crc32[values] = write_sparse(file, *starts, tensors[name])
         file.seek(0)
-        file.write(
-            encode_index(entries, index, tied, crc32, metadata or {})
-        )  # checksums have one width: as long as before
-        file.flush()
-        os.fsync(file.fileno())
+        file.write(encode_index(entries, index, tied, crc32, metadata or {}))  # as long as before
     dense_bytes = sum(tensor.nbytes for tensor in tensors.values())
     _log.info("%s holds %d bytes of tensors in %d", path, dense_bytes, pathlib.Path(path).stat().st_size)
     return pathlib.Path(path)
@@ -111,9 +106,9 @@ def load_sparse(
 
     Args:
         path: The file.
-        model: Where to put the weights; without it a state dict is returned, tied tensors sharing their storage.
-        sparse: Turn the linear layers of ``model`` for which it pays into their sparse form for inference on this
-            CPU, see :func:`horst.export.sparsify`.
+        model: Model to fill; None returns a state dict, in which tied tensors share their storage.
+        sparse: Whether to turn linear layers that are faster so into their sparse form, for inference on this CPU, see
+            :func:`horst.export.sparsify`.
 
     Raises:
         InvalidFileError: The file is damaged, truncated, inconsistent, or something else, such as a pickle.

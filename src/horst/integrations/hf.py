@@ -1,4 +1,7 @@
-"""Hugging Face: HORST in the Trainer, a callback for any method of :mod:`horst.sparsity`, sparse models loaded back."""
+"""Hugging Face: HORST in the Trainer, and a callback for any method of :mod:`horst.sparsity`.
+
+:func:`horst.export.load_pretrained` loads sparse models back.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from horst.export.hf import load_pretrained
-from horst.files import PathLike
 from horst.integrations import resolve_schedule
 from horst.integrations.matrices import MatrixHORST
 from horst.sparsity import Sparsifier
 
 try:
-    from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError('horst.integrations.hf needs transformers: pip install "horst-optim[hf]"') from error
 
@@ -48,28 +49,6 @@ def horst(args: TrainingArguments, **options: Any) -> tuple[type[MatrixHORST], d
     return MatrixHORST, {**ours, **options}
 
 
-def from_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedModel:
-    """Load what :func:`horst.export.save_hugging_face` wrote, dense or sparse, into the transformers model it was.
-
-    Zeros come back as zeros: ``SparsityCallback(Static)`` keeps them there while the model is trained on.
-
-    Args:
-        directory: With ``config.json`` and ``model.sparse.safetensors``, or dense safetensors.
-        sparse: Keep the linear layers for which it pays in their sparse form: for inference, not for training.
-
-    Example:
-        >>> import tempfile
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> from horst.export import save_hugging_face
-        >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=4, n_head=1, vocab_size=8, n_positions=4))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     model = from_pretrained(save_hugging_face(model, f"{folder}/pruned", sparse=True))
-        >>> type(model).__name__
-        'GPT2LMHeadModel'
-    """
-    return load_pretrained(directory, sparse=sparse)
-
-
 class SparsityCallback(TrainerCallback):
     """Builds the sparsifier when training starts, steps it, and saves and restores it with the checkpoints.
 
@@ -81,7 +60,7 @@ class SparsityCallback(TrainerCallback):
             keeps the zeros of an already pruned model at zero while it is fine-tuned.
         metric: Name of an evaluation metric (``"eval_loss"``); the best dense and the best sparse model by it are kept
             in ``callback.sparsifier.best``.
-        higher_is_better: Of ``metric``.
+        higher_is_better: Whether a higher ``metric`` is better.
         resume_from: The checkpoint folder, where it is not in ``output_dir``.
         arguments: The method's arguments. ``schedule`` may be a function of the total number of steps, such as
             ``acdc_steps`` or ``rigl_steps``.
@@ -140,7 +119,7 @@ class SparsityCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the hooks off; the sparsifier can still be asked for its summary and its best models."""
+        """Remove the hooks; the sparsifier still has its summary and its best models."""
         if self.sparsifier is not None:
             self.sparsifier.close()
 

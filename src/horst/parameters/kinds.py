@@ -102,7 +102,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
 
 
 def refuse_flat_shards(tensors: Iterable[Tensor], why: str) -> None:
-    """An error where FSDP1 has cut the weights into flat pieces, of which nobody can tell which were matrices."""
+    """Refuse weights that FSDP1 has flattened: their shapes, and so which were matrices, are lost."""
     if any(hasattr(t, "_fsdp_flattened") for t in tensors):
         raise ValueError(
             f"{why}, and FullyShardedDataParallel (FSDP1) has flattened these. Use FSDP2 (fully_shard; in accelerate "

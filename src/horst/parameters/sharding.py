@@ -27,7 +27,7 @@ def _is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` held by this rank, detached and sharing its memory; a plain tensor is its own part."""
     if _is_dtensor(tensor):
         with torch.no_grad():
@@ -56,10 +56,10 @@ def part_of(whole: Tensor, saved: Tensor) -> Tensor:
         >>> part_of(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)).shape
         torch.Size([2, 3])
     """
-    mine = local(whole)
+    mine = local_shard(whole)
     if saved.shape != whole.shape:
         raise ValueError(f"a saved tensor has shape {tuple(saved.shape)}, here it is {tuple(whole.shape)}.")
-    part = local(saved)
+    part = local_shard(saved)
     if not _is_dtensor(saved) and _is_dtensor(whole):
         shard = Shard.of(whole)
         part = part.narrow(shard.dim, shard.offset, shard.length)
@@ -67,7 +67,7 @@ def part_of(whole: Tensor, saved: Tensor) -> Tensor:
         raise ValueError(
             f"a saved tensor of shape {tuple(saved.shape)} is cut as on another number of ranks: this rank's part is "
             f"{tuple(part.shape)} there and {tuple(mine.shape)} here. Save and load it with "
-            "torch.distributed.checkpoint, which cuts anew, or save it whole."
+            "torch.distributed.checkpoint, which cuts it again, or save it whole."
         )
     return part.to(mine.device)
 
@@ -154,11 +154,22 @@ class Shard:
         return Shard(shape, self.dim, self.offset // by[self.dim], self.length // by[self.dim], self.group)
 
 
-def sum_over_ranks(counts: Tensor, group: Any) -> Tensor:
-    """``counts`` summed over the ranks of ``group``; None leaves it as it is."""
+def sum_over_ranks(tensor: Tensor, group: Any = "all") -> Tensor:
+    """``tensor`` summed over ranks, in place.
+
+    Args:
+        tensor: The tensor, on every rank of the group.
+        group: The process group; ``"all"`` is every rank there is, None leaves the tensor as it is.
+
+    Example:
+        >>> sum_over_ranks(torch.ones(2))
+        tensor([1., 1.])
+    """
+    if isinstance(group, str):
+        group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     if group is not None:
-        dist.all_reduce(counts, group=group)
-    return counts
+        dist.all_reduce(tensor, group=group)
+    return tensor
 
 
 # Mixing constants of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit integers.

@@ -2,7 +2,7 @@
 
 from horst.pruning.calibration import calibrate
 from horst.pruning.levels import sweep
-from horst.pruning.magnitude import Magnitude, lowest
+from horst.pruning.magnitude import Magnitude, mask_by_score
 from horst.pruning.method import Method, Statistic
 from horst.pruning.one_shot import prune
 from horst.pruning.owl import OWL
@@ -24,7 +24,7 @@ __all__ = [
     "calibrate",
     "compensate",
     "inverse_factor",
-    "lowest",
+    "mask_by_score",
     "prune",
     "sweep",
     "wanda_scores",

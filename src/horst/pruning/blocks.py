@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from horst.parameters.kinds import block_prefixes, clean_name
-from horst.sparsity import Layer
+from horst.sparsity.layers import Layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +16,7 @@ class BlockSequence:
     """Blocks of one class, side by side in a ``ModuleList`` or ``Sequential``.
 
     Args:
-        name: What the blocks' names begin with, such as ``"transformer.h."``.
+        name: Prefix of the blocks' names, such as ``"transformer.h."``.
         blocks: By name without wrappers, such as ``"transformer.h.0"``.
     """
 

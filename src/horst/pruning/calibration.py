@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horst.parameters.modes import evaluating
 from horst.pruning.blocks import block_sequences, layers_by_block
 from horst.pruning.chains import Batch, Chain, NotAChain, replayed, run_model
 from horst.pruning.method import Statistic
-from horst.sparsity import Layer
-from horst.sparsity.layers import is_linear
+from horst.sparsity.layers import Layer, is_linear
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +46,15 @@ def calibrate(
     """Gather statistics of the inputs of ``layers`` block by block, and let ``visit`` act on each block.
 
     Args:
-        model: Stays where it lives; one block at a time is on ``device``.
+        model: The model. It stays where it is; one block at a time is on ``device``.
         batches: Each as the model takes it: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
             Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the statistics.
         layers: The weights to gather for; each must belong to a linear layer that is called.
-        statistic: What to sum up.
+        statistic: Class of the sums.
         visit: Called with the layers of one block after the other.
         sequential: Whether a block's inputs come from the blocks before it as ``visit`` left them (one more pass
             through each block), or as they were.
-        device: Where to compute; None is where each block lives.
+        device: Device to compute on; None is where each block is.
 
     Example:
         >>> from horst.pruning import InputNorms
@@ -187,19 +187,15 @@ def _mask(batch: Batch) -> Tensor | None:
 @contextlib.contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, uncompiled, and without the key-value caches that Hugging Face's models fill in each call."""
-    training = [(module, module.training) for module in model.modules()]
     configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None}
     caching = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
-    with contextlib.ExitStack() as stack:
+    with evaluating(model), contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # else nothing can be compiled, and its import is slow
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            model.eval()
             for config in caching:
                 config.use_cache = False
             yield
         finally:
-            for module, was_training in training:
-                module.training = was_training
             for config in caching:
                 config.use_cache = True

@@ -35,7 +35,7 @@ class Chain:
 
     Args:
         sequence: The blocks.
-        device: Where blocks run; None is where each lives.
+        device: Device that blocks run on; None is where each is.
     """
 
     def __init__(self, sequence: BlockSequence, device: torch.device | None) -> None:

@@ -1,4 +1,4 @@
-"""One model at many sparsities: scores once, masks for each level, the dense model in the same table."""
+"""One model at many sparsities, with the dense model in the same table."""
 
 from __future__ import annotations
 
@@ -19,31 +19,29 @@ def sweep(
     evaluate: Callable[[nn.Module], Mapping[str, float]],
     method: str | Method = "magnitude",
     data: Iterable[Batch] | None = None,
-    sequential: bool = False,
+    sequential: bool = True,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Prune ``model`` to each sparsity in turn, evaluate it, and leave it dense as it was, also after an error.
 
-    Calibration data goes through the dense model once. From that pass each layer keeps what all levels share: the
-    norms of its inputs (Wanda), or the factor of its inverse Hessian (SparseGPT; one float32 matrix of inputs x inputs
-    a layer, on the host). Each level then prunes the dense weights anew. The reference codes are sequential instead:
-    they calibrate a block on what the *pruned* blocks before it return, which depends on the level.
-    ``sequential=True`` does that, with one calibration a level, and gives the very models that
-    :func:`horst.pruning.prune` makes.
-
-    A copy of the dense weights of the pruned layers is kept meanwhile.
+    Each level is pruned from the dense weights, of which a copy is kept, and is the model that
+    :func:`horst.pruning.prune` makes with the same ``sequential``.
 
     Args:
         sparsities: Levels in [0, 1), evaluated in this order.
         evaluate: Called with the dense model first, then at each level; returns named numbers.
-        method: As for :func:`horst.pruning.prune`.
-        data: As for :func:`horst.pruning.prune`.
-        sequential: See above.
+        method: Method, as for :func:`horst.pruning.prune`.
+        data: Batches, as for :func:`horst.pruning.prune`.
+        sequential: Whether a block is calibrated on what the *pruned* blocks before it return, as in
+            :func:`horst.pruning.prune`. That takes one calibration per level. False is much faster for many levels:
+            data goes through the dense model once, and each layer keeps what all levels share, the norms of its inputs
+            (Wanda) or the factor of its inverse Hessian (SparseGPT; one float32 matrix of inputs x inputs per layer,
+            on the host).
         **options: ``pattern``, ``distribution``, ``layers``, ``include``, ``exclude``, ``samples`` and ``device`` of
             :func:`horst.pruning.prune`.
 
     Returns:
-        One dictionary a level, the dense model's first: ``method``, ``sparsity`` as asked for,
+        One dictionary per level, the dense model's first: ``method``, ``sparsity`` as asked for,
         ``sparsity_of_pruned_layers`` and ``sparsity_of_all_weights`` as they are, and what ``evaluate`` returned.
 
     Example:

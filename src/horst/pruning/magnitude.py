@@ -1,4 +1,4 @@
-"""Magnitude: the smallest weights go. And the exact choice of the lowest scores of a matrix, which Wanda shares."""
+"""Magnitude pruning, and the mask of a matrix by exact choice of scores, which Wanda shares."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from horst.pruning.method import Method, Prepared, Statistic
-from horst.sparsity import NM, Block, smallest
-from horst.sparsity.selection import magnitude_keys
+from horst.sparsity.masks import NM, Block
+from horst.sparsity.selection import magnitude_keys, smallest
 
 Compare = Literal["tensor", "row"]
 
 
 @dataclass(frozen=True)
 class Magnitude(Method):
-    """The smallest weights go: the paper's one-shot rule.
+    """Remove the smallest weights: the paper's one-shot rule.
 
     Args:
         compare: ``"tensor"`` compares all weights of a matrix, ``"row"`` those of one output.
@@ -41,34 +41,39 @@ class Magnitude(Method):
 
     def prune(self, W: Tensor, prepared: Prepared, pattern: Block | NM, count: int) -> None:
         """Zero the ``count`` smallest."""
-        W.masked_fill_(lowest(W, count, pattern=pattern, compare=self.compare), 0.0)
+        W.masked_fill_(~mask_by_score(W, count, pattern=pattern, compare=self.compare), 0.0)
 
 
-def lowest(scores: Tensor, count: int, *, pattern: Block | NM | None = None, compare: Compare = "tensor") -> Tensor:
-    """A mask that is True at the ``count`` lowest scores (by magnitude) of a matrix: exactly so many, ties included.
+def mask_by_score(
+    scores: Tensor, count: int, *, pattern: Block | NM | None = None, compare: Compare = "tensor"
+) -> Tensor:
+    """The mask of a matrix without its ``count`` lowest scores (by magnitude): exactly so many, also with ties.
 
     Args:
         scores: Out x in.
-        count: How many units of the pattern; N:M, which fixes it, does not read it.
+        count: Number of units of the pattern to remove. N:M fixes it and does not read it.
         pattern: What a unit is; None is single weights. N:M groups along the inputs.
-        compare: ``"tensor"`` takes the lowest of all. ``"row"`` takes ``count // rows`` in each row, and the
+        compare: ``"tensor"`` removes the lowest of all. ``"row"`` removes ``count // rows`` in each row, and the
             ``count % rows`` that are left over in those rows where the next score is lowest.
+
+    Returns:
+        A boolean tensor, True where a weight is kept.
 
     Example:
         >>> scores = torch.tensor([[1.0, 2.0, 3.0], [7.0, 8.0, 9.0]])
-        >>> lowest(scores, 3)
-        tensor([[ True,  True,  True],
-                [False, False, False]])
-        >>> lowest(scores, 3, compare="row")
-        tensor([[ True,  True, False],
-                [ True, False, False]])
+        >>> mask_by_score(scores, 3)
+        tensor([[False, False, False],
+                [ True,  True,  True]])
+        >>> mask_by_score(scores, 3, compare="row")
+        tensor([[False, False,  True],
+                [False,  True,  True]])
     """
     pattern = pattern or Block()
     if isinstance(pattern, NM):
-        return pattern.pruned(scores, input_dim=1)
+        return pattern.mask(scores, input_dim=1)
     units = pattern.unit_scores(scores)
     chosen = smallest([units], count)[0] if compare == "tensor" else _lowest_in_rows(units, count)
-    return pattern.expand(chosen)
+    return pattern.expand(~chosen)
 
 
 def _lowest_in_rows(scores: Tensor, count: int) -> Tensor:

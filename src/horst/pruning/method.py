@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from horst.sparsity import NM, Block
+from horst.sparsity.masks import NM, Block
 
 # What a method keeps of one layer's inputs, by name. Plain tensors, so that it can wait on the host.
 Prepared = dict[str, Tensor]
@@ -19,7 +19,7 @@ class Statistic(abc.ABC):
 
     Args:
         inputs: Number of columns, the layer's inputs.
-        device: Where the sums are kept.
+        device: Device of the sums.
     """
 
     def __init__(self, inputs: int, device: torch.device | str = "cpu") -> None:
@@ -71,9 +71,9 @@ class Method(abc.ABC):
 
         Args:
             W: The weights, out x in, in any dtype and with any strides.
-            prepared: What ``prepare`` returned, on the device of ``W``.
+            prepared: Result of ``prepare``, on the device of ``W``.
             pattern: Unstructured, blocks or N:M.
-            count: How many units of the pattern go. N:M fixes it and does not read it.
+            count: Number of units of the pattern to remove. N:M fixes it and does not read it.
 
         Returns:
             The share of the output's energy that is lost, where the method knows it.

@@ -20,10 +20,11 @@ from horst.pruning.owl import OWL
 from horst.pruning.report import PrunedLayer, Report
 from horst.pruning.sparsegpt import SparseGPT
 from horst.pruning.wanda import InputNorms, Wanda, wanda_scores
-from horst.sparsity import NM, Block, Layer, find_layers, smallest
+from horst.sparsity import find_layers
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
-from horst.sparsity.layers import Preset, check_model
-from horst.sparsity.masks import check_sparsity, parse_pattern
+from horst.sparsity.layers import Layer, Preset, check_model
+from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
+from horst.sparsity.selection import smallest
 
 METHODS: dict[str, type[Method]] = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
 
@@ -34,7 +35,7 @@ def prune(
     *,
     method: str | Method = "magnitude",
     data: Iterable[Batch] | None = None,
-    pattern: str | tuple[int, int] | None = None,
+    pattern: Pattern = None,
     distribution: Distribution | Literal["owl"] | OWL = "uniform",
     layers: Preset | Literal["paper"] | None = "blocks",
     include: Sequence[str] = (),
@@ -51,7 +52,7 @@ def prune(
     Args:
         model: Any module. Methods that need data go through its repeated blocks one by one
             (:mod:`horst.pruning.calibration`).
-        sparsity: Share of zeros in [0, 1). Left out where N:M or a mapping of sparsities fixes it.
+        sparsity: Share of zeros in [0, 1); None where N:M or a mapping of sparsities fixes it.
         method: ``"magnitude"``, ``"wanda"`` or ``"sparsegpt"``; or an instance of :class:`Magnitude`, :class:`Wanda`,
             :class:`SparseGPT` with options of its own.
         data: Batches as the model takes them: a tensor, a tuple or list of arguments, or a mapping of keyword
@@ -64,14 +65,14 @@ def prune(
         layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`; or ``"paper"``,
             the linear weights of all blocks but the first and the last. Frozen weights count too.
         include: Wildcard patterns of parameter names to add.
-        exclude: Patterns to take away again.
-        samples: Batches are read until there are so many samples; None reads all.
+        exclude: Wildcard patterns to leave out.
+        samples: Number of samples to read from ``data``; None reads all.
         sequential: Whether a block is calibrated on what the pruned blocks before it return (as the reference codes
             do) or on what the dense ones do (one pass less through each block).
-        device: Where to compute, one block at a time; None is where the model lives.
+        device: Device to compute on, one block at a time; None is where the model is.
 
     Returns:
-        What became of each layer.
+        The sparsity, and where known the error, of each layer.
 
     Example:
         >>> model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)])
@@ -93,7 +94,7 @@ class Plan:
     model: nn.Module
     method: str | Method = "magnitude"
     data: Iterable[Batch] | None = None
-    pattern: str | tuple[int, int] | None = None
+    pattern: Pattern = None
     distribution: Distribution | Literal["owl"] | OWL = "uniform"
     layers: Preset | Literal["paper"] | None = "blocks"
     include: Sequence[str] = ()
@@ -106,7 +107,7 @@ class Plan:
     def __post_init__(self) -> None:
         check_model(self.model)
         self.how = _method(self.method, self.distribution)
-        self.units = parse_pattern("unstructured" if self.pattern is None else self.pattern)
+        self.units = parse_pattern(self.pattern)
         if isinstance(self.units, Block) and not (self.units.is_unstructured or self.how.removes_blocks):
             raise ValueError(
                 f"{self.how.name} prunes single weights or N:M, got blocks of {self.units.rows} x "
@@ -248,18 +249,16 @@ class Plan:
             if sparsity is not None:
                 raise ValueError(
                     f"the mapping in distribution fixes each layer's sparsity, so sparsity={sparsity} has no meaning "
-                    "beside it. Leave one of them out."
+                    "with it. Leave one of them out."
                 )
-        elif sparsity is not None:
+        else:
             check_sparsity(sparsity, self.units)
-        elif not isinstance(self.units, NM):
-            raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.5 removes half.")
 
     def _check_distribution(self) -> None:
         if isinstance(self.units, NM) and self.distribution != "uniform":
             raise ValueError(
                 f"{self.units.n}:{self.units.m} fixes the sparsity of every layer: there is nothing for "
-                f"distribution={self.distribution!r} to share out. Leave one of them out."
+                f"distribution={self.distribution!r} to divide. Leave one of them out."
             )
         if isinstance(self.distribution, Mapping):
             check_ratios(self.distribution, [layer.name for layer in self.targets])
@@ -307,5 +306,5 @@ def _read(data: Iterable[Batch], samples: int | None) -> list[Batch]:
         if samples is not None and read >= samples:
             break
     if not batches:
-        raise ValueError("data holds no batch. If it is an iterator, it may have been used up: give it anew.")
+        raise ValueError("data holds no batch. If it is an iterator, it may have been used up: make a new one.")
     return batches

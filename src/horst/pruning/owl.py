@@ -12,10 +12,10 @@ from horst.sparsity import owl_ratios
 
 @dataclass(frozen=True)
 class OWL:
-    """One sparsity a block, by the share of its scores that are far above the block's mean.
+    """One sparsity per block, by the share of its scores that are far above the block's mean.
 
     Args:
-        threshold: How many times the mean makes an outlier: 5 in OWL's instructions, 3 in its code.
+        threshold: Multiple of the mean above which a score is an outlier: 5 in OWL's instructions, 3 in its code.
         spread: Half the largest difference between the sparsities of two blocks.
 
     Example:

@@ -1,4 +1,4 @@
-"""What a pruning did, layer by layer and as a share of the whole model."""
+"""The result of a pruning: per layer, and as a share of the whole model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PrunedLayer:
     Args:
         name: The parameter's name.
         shape: Its shape.
-        kept: How many of its weights are not zero.
+        kept: Number of its weights that are not zero.
         error: Share of the output's energy lost on the calibration inputs, ``|X W' - X W|^2 / |X W|^2``; None where
             the method does not know it.
     """
@@ -28,7 +28,7 @@ class PrunedLayer:
 
     @property
     def weights(self) -> int:
-        """How many weights it has, zeros included."""
+        """Number of weights, zeros included."""
         return math.prod(self.shape)
 
     @property
@@ -43,7 +43,7 @@ class Report:
 
     Args:
         method: Name of the method.
-        layers: In the order of the model.
+        layers: Pruned layers, in the order of the model.
         model_weights: Number of all parameters of the model, tied ones once.
 
     Example:
@@ -84,7 +84,7 @@ class Report:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One plain dictionary a layer."""
+        """One plain dictionary per layer."""
         return [
             {
                 "layer": layer.name,

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from horst.pruning.method import Method, Prepared, Statistic
 from horst.pruning.precision import full_float32
-from horst.sparsity import NM, Block, smallest
+from horst.sparsity.masks import NM, Block
+from horst.sparsity.selection import smallest
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer")
         H: Symmetric, positive semidefinite. A zero on its diagonal is an input that never fired: it is left out of the
             mean, and replaced by it.
         damping: Share of the mean diagonal.
-        name: Of the layer, for messages.
+        name: Name of the layer, for messages.
 
     Returns:
         U, and the number that was added to the diagonal.
@@ -110,10 +111,10 @@ def compensate(
 
     Args:
         W: Out x in, float32; left as it is.
-        U: See :func:`inverse_factor`.
-        dead: Boolean, one entry a column.
-        pattern: None is single weights; N:M decides anew for each group, just before its columns are frozen.
-        count: How many single weights go; not read for N:M.
+        U: Factor of the inverse, see :func:`inverse_factor`.
+        dead: Boolean, one entry per column.
+        pattern: None is single weights; N:M decides for each group just before its columns are frozen.
+        count: Number of single weights to remove; not read for N:M.
         block: Columns whose updates the rest of the matrix receives in one product.
 
     Returns:
@@ -151,9 +152,9 @@ def compensate(
         for i in range(end - start):
             if isinstance(pattern, NM) and i % group == 0:
                 own = slice(i, i + group)
-                pruned[own] = pattern.pruned(w[own] / d[own], input_dim=0)
+                pruned[own] = ~pattern.mask(w[own] / d[own], input_dim=0)
                 torch.div(pruned[own], d[own], out=weight[own])
-            # Two kernels a column: on a GPU the launches are the cost.
+            # Two kernels per column: on a GPU the launches are the cost.
             torch.mul(w[i], weight[i], out=errors[i])
             w[i + 1 :].addr_(u[i, i + 1 :], errors[i], alpha=-1.0)
         w.masked_fill_(pruned, 0.0)
@@ -164,7 +165,7 @@ def compensate(
 
 @dataclass(frozen=True)
 class SparseGPT(Method):
-    """Weights of least effect on the output go, and the others of their row make up for them.
+    """Remove the weights of least effect on the output, and let the others of their row make up for them.
 
     Args:
         damping: Added to the diagonal of H, as a share of its mean.

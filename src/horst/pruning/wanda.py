@@ -1,4 +1,4 @@
-"""Wanda: a weight counts as much as it moves the output, its magnitude times the size of its input."""
+"""Wanda: the score of a weight is its magnitude times the size of its input."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from horst.pruning.magnitude import Compare, check_compare, lowest
+from horst.pruning.magnitude import Compare, check_compare, mask_by_score
 from horst.pruning.method import Method, Prepared, Statistic
-from horst.sparsity import NM, Block
+from horst.sparsity.masks import NM, Block
 
 
 class InputNorms(Statistic):
@@ -51,7 +51,7 @@ def wanda_scores(W: Tensor, norms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Wanda(Method):
-    """The weights of least magnitude times input go, compared within each output's row; the others stay as they are.
+    """Remove the weights of least magnitude times input, compared within each output's row; the others do not change.
 
     Args:
         compare: ``"row"`` (Wanda's) compares the weights of one output, ``"tensor"`` all weights of a matrix.
@@ -81,4 +81,4 @@ class Wanda(Method):
     def prune(self, W: Tensor, prepared: Prepared, pattern: Block | NM, count: int) -> None:
         """Zero the ``count`` lowest scores."""
         scores = wanda_scores(W, prepared["norms"])
-        W.masked_fill_(lowest(scores, count, pattern=pattern, compare=self.compare), 0.0)
+        W.masked_fill_(~mask_by_score(scores, count, pattern=pattern, compare=self.compare), 0.0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.schedules import Phases, check_schedule
@@ -79,7 +79,7 @@ class ACDC(Sparsifier):
         if change == "prune":
             pruned = self._select(self.sparsity)
             if self.restore == "values":
-                weights = {layer.name: local(layer.param) for layer in self.layers}
+                weights = {layer.name: local_shard(layer.param) for layer in self.layers}
                 self._values = {name: torch.where(mask, weights[name], 0) for name, mask in pruned.items()}
             self._set_pruned(pruned, "prune")
         elif change == "restore":
@@ -87,11 +87,11 @@ class ACDC(Sparsifier):
             self._restore_all()
             for layer in self.layers:
                 if layer.name in self._values:
-                    local(layer.param).add_(self._values.pop(layer.name))
+                    local_shard(layer.param).add_(self._values.pop(layer.name))
         return self._event(change) if change else None
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"values": self._saved(self._values)}
+        return {"values": self._as_saved(self._values)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._values = self._held(state["values"])
+        self._values = self._from_saved(state["values"])

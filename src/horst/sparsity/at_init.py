@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.parameters.sharding import local
+from horst.parameters.modes import evaluating
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.state_policy import StatePolicy
@@ -30,11 +31,11 @@ class AtInit(Sparsifier):
       falling density. On a network with norms or softmax, this is the score without its conservation law.
 
     Args:
-        score: One of the three.
+        score: One of the three names.
         loss: ``loss(model)`` gives the scalar whose gradient is taken: for SNIP the training loss on a batch or
             several, for SynFlow ``lambda m: m(torch.ones(1, 3, 224, 224)).sum()``. Under DDP call the wrapped model
             in it, so that the gradients are averaged over the ranks.
-        rounds: Of SynFlow; 100 in its paper.
+        rounds: Number of rounds of SynFlow; 100 in its paper.
         distribution: By default global, and uniform for ``"random"``.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
@@ -102,26 +103,23 @@ class AtInit(Sparsifier):
                     raise ValueError(
                         f"the loss does not depend on {layer.name}: give one that does, or exclude this layer."
                     )
-                scores[layer.name] = local(layer.param.grad) * local(layer.param)
+                scores[layer.name] = local_shard(layer.param.grad) * local_shard(layer.param)
         finally:
             for p, grad in zip(parameters, before, strict=True):
                 p.grad = grad
         return scores
 
     def _synflow(self) -> None:
-        weights = [local(p) for p in self.model.parameters()]
+        weights = [local_shard(p) for p in self.model.parameters()]
         original = [w.clone() for w in weights]
-        training = [(module, module.training) for module in self.model.modules()]  # some may be frozen in eval mode
-        self.model.eval()
         try:
             for w in weights:
                 w.abs_()
-            for r in range(1, self.rounds + 1):
-                target = self.sparsity if r == self.rounds else 1.0 - (1.0 - self.sparsity) ** (r / self.rounds)
-                self._set_pruned(self._select(target, self._sensitivity(), nested=True), "prune")
+            with evaluating(self.model):
+                for r in range(1, self.rounds + 1):
+                    target = self.sparsity if r == self.rounds else 1.0 - (1.0 - self.sparsity) ** (r / self.rounds)
+                    self._set_pruned(self._select(target, self._sensitivity(), nested=True), "prune")
         finally:
             for w, value in zip(weights, original, strict=True):
                 w.copy_(value)
-            for module, mode in training:
-                module.training = mode
         self._zero_weights(always=True)

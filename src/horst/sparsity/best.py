@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from horst.parameters.kinds import clean_name
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class BestModels(dict[str, Best]):
             return False
         if kind in self and not (metric > self[kind].metric if higher_is_better else metric < self[kind].metric):
             return False
-        tensors = {clean_name(name): local(v).cpu().clone() for name, v in state_dict.items() if isinstance(v, Tensor)}
+        tensors = {
+            clean_name(name): local_shard(v).cpu().clone() for name, v in state_dict.items() if isinstance(v, Tensor)
+        }
         self[kind] = Best(metric, step, tensors)
         return True
 
@@ -49,7 +51,7 @@ class BestModels(dict[str, Best]):
             raise KeyError(f"no {kind} model has been recorded; recorded are: {list(self) or 'none'}.")
         for name, value in model.state_dict().items():
             if isinstance(value, Tensor):
-                local(value).copy_(self[kind].weights[clean_name(name)])
+                local_shard(value).copy_(self[kind].weights[clean_name(name)])
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""

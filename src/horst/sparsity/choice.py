@@ -1,4 +1,4 @@
-"""Which weights go: a pattern, a distribution and scores put together, over all layers of a model."""
+"""The choice of weights to prune: pattern, distribution and scores, over all layers of a model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ class Chooser:
     Args:
         layers: The masked layers.
         pattern: Unstructured, block or N:M.
-        distribution: How a sparsity is shared out among the layers.
+        distribution: Division of the zeros among the layers.
         sparsity: The sparsity of the whole run; None where the pattern fixes it.
     """
 
     def __init__(
         self, layers: Sequence[Layer], pattern: Block | NM, distribution: Distribution, sparsity: float | None
     ) -> None:
-        if sparsity is None and not isinstance(pattern, NM):
-            raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.9 removes nine tenths.")
-        if sparsity is not None:
-            check_sparsity(sparsity, pattern)
+        check_sparsity(sparsity, pattern)
         self.layers, self.pattern, self.distribution = layers, pattern, distribution
         self.sparsity = pattern.sparsity if sparsity is None and isinstance(pattern, NM) else float(sparsity or 0.0)
         self.shards = {layer.name: Shard.of(layer.param) for layer in layers}
@@ -60,7 +57,7 @@ class Chooser:
             old: Weights that are pruned already and stay so, by layer; only the rest is chosen.
         """
         if isinstance(self.pattern, NM):
-            return {layer.name: self.pattern.pruned(scores[layer.name], layer.input_dim) for layer in self.layers}
+            return {layer.name: ~self.pattern.mask(scores[layer.name], layer.input_dim) for layer in self.layers}
         budget = self.budget(sparsity)
         if isinstance(budget, int):
             return self._choose([layer.name for layer in self.layers], scores, budget, old)
@@ -80,7 +77,7 @@ class Chooser:
         return self.pattern.expand(select([self.pattern.unit_scores(grow_scores)], [units], stay, [~kept | dropped])[0])
 
     def count(self, name: str, mask: Tensor) -> int:
-        """How often ``mask``, of weights or of units, is True over all ranks."""
+        """Number of True entries of ``mask``, of weights or of units, over all ranks."""
         return int(sum_over_ranks(mask.count_nonzero(), self.shards[name].group))
 
     def _choose(

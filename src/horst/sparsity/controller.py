@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,27 +29,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from horst.parameters.kinds import clean_name
-from horst.parameters.sharding import as_shard_of, local, part_of, random_scores
-from horst.sparsity import copies
+from horst.parameters.sharding import as_shard_of, local_shard, part_of, random_scores
+from horst.sparsity import copies, ownership, saved_state
 from horst.sparsity.best import BestModels
 from horst.sparsity.choice import Chooser
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
-from horst.sparsity.masks import NM, Block, mask_hash, pack, parse_pattern, unpack
+from horst.sparsity.masks import NM, Pattern, check_replicas, mask_hash, parse_pattern
 from horst.sparsity.state_policy import StatePolicy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
-
-# By optimizer, the last sparsifier built on it: two at once would each zero what the other keeps, without a word.
-_latest: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -63,12 +58,12 @@ class Event:
 
 
 class Options(TypedDict, total=False):
-    """What every method takes beside its own arguments; see :class:`Sparsifier`."""
+    """Options that every method takes; see :class:`Sparsifier`."""
 
     layers: Preset | None
     include: Sequence[str]
     exclude: Sequence[str]
-    pattern: str | tuple[int, int] | Block | NM
+    pattern: Pattern
     seed: int
     state_dict: Mapping[str, Any] | None
 
@@ -81,15 +76,15 @@ class Sparsifier(abc.ABC):
         optimizer: The optimizer, or a list of those that share the model's parameters. One that has an open sparsifier
             is refused: :meth:`close` that one first.
         sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
-        distribution: How the zeros are shared out, see :mod:`horst.sparsity.distributions`.
-        policy: What a change of masks does to the optimizer's state.
+        distribution: How the zeros are divided among the layers, see :mod:`horst.sparsity.distributions`.
+        policy: Effect of a change of masks on the optimizer's state.
         layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
         include: Name patterns of weights to mask as well.
         exclude: Name patterns of weights to leave dense.
-        pattern: ``"unstructured"``, ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
-        seed: Of random scores; with it, they are equal on every rank and device.
-        state_dict: Of a run to go on with. Passed here rather than to :meth:`load_state_dict` where the weights are
-            already those of the checkpoint, which the method's first mask would spoil.
+        pattern: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
+        seed: Seed of the random scores, which are equal on every rank and device.
+        state_dict: State of a run to resume. Pass it here, not to :meth:`load_state_dict`, where the weights are those
+            of the checkpoint already: the method's first mask would spoil them.
     """
 
     def __init__(
@@ -103,13 +98,13 @@ class Sparsifier(abc.ABC):
         layers: Preset | None = "blocks",
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
-        pattern: str | tuple[int, int] | Block | NM = "unstructured",
+        pattern: Pattern = None,
         seed: int = 0,
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self._refuse_a_second()
+        ownership.refuse_a_second(self.optimizers)
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
         self.pattern, self.sparsity = self._chooser.pattern, self._chooser.sparsity
@@ -118,7 +113,7 @@ class Sparsifier(abc.ABC):
         self.steps = 0
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
-        self._owner = self._find_owners()
+        self._owner = ownership.find_owners(self.optimizers, self.layers)
         self._names = copies.names_of(self.layers, model)
         # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
@@ -135,20 +130,20 @@ class Sparsifier(abc.ABC):
         # What close() does, also for a sparsifier that is dropped. It holds the optimizers weakly: the hooks of
         # keep_zeros hold the sparsifier, and the two would never be freed.
         owned = [(weakref.ref(opt), [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
-        self._release = weakref.finalize(self, _release, self._handles, owned)
+        self._release = weakref.finalize(self, ownership.release, self._handles, owned)
         self._release.atexit = False
         try:
             if self._resume_from is None:
                 with torch.no_grad():
                     self._begin()
-                    self._check_replicas()
+                    check_replicas(self.model, self.mask_hash)
             else:
                 self.load_state_dict(self._resume_from)
                 self._resume_from = None
         except BaseException:
             self.close()  # an exception keeps the unfinished sparsifier alive, and nobody else could close it
             raise
-        _latest.update((optimizer, weakref.ref(self)) for optimizer in self.optimizers)
+        ownership.note(self)
 
     # --- what a method says -------------------------------------------------------------------------------------
 
@@ -211,7 +206,7 @@ class Sparsifier(abc.ABC):
         return {
             layer.name: ~self._pruned[layer.name]
             if layer.name in self._pruned
-            else torch.ones_like(local(layer.param), dtype=torch.bool)
+            else torch.ones_like(local_shard(layer.param), dtype=torch.bool)
             for layer in self.layers
         }
 
@@ -222,10 +217,7 @@ class Sparsifier(abc.ABC):
 
     def mask_hash(self) -> int:
         """A hash of all masks: equal on all ranks, and for sharded weights equal to that of the unsharded run."""
-        masks = self.masks
-        return mask_hash(
-            [masks[layer.name] for layer in self.layers], [self._chooser.shards[l.name] for l in self.layers]
-        )
+        return mask_hash(list(self.masks.values()), list(self._chooser.shards.values()))
 
     def summary(self) -> str:
         """A table of layers: weights, pruned, sparsity, and of the whole model."""
@@ -265,23 +257,12 @@ class Sparsifier(abc.ABC):
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs: masks (eight weights a byte), step, random draws, best models, observers.
+        """All that a resumed run needs: masks (eight weights per byte), step, random draws, best models, observers.
 
         Under FSDP2 masks and other tensors are DTensors, as in the model's own state: save them with
         ``torch.distributed.checkpoint``, and resume on any number of ranks.
         """
-        best = self.best.state_dict()
-        return {
-            "method": type(self).__name__,
-            "steps": self.steps,
-            "seed": self.seed,
-            "draws": self._draws,
-            "layers": {layer.name: list(layer.param.shape) for layer in self.layers},
-            "pruned": self._saved(self._pruned) if self.is_sharded else {n: pack(p) for n, p in self._pruned.items()},
-            "best": {kind: {**b, "weights": self._saved(b["weights"])} for kind, b in best.items()},
-            "extra": self._extra_state(),
-            "observers": [observer.state_dict() for observer in self._observers_with_state()],
-        }
+        return saved_state.state_of(self)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -289,40 +270,10 @@ class Sparsifier(abc.ABC):
 
         Its tensors may be whole or DTensors, whatever the number of ranks that saved them.
         """
-        if state_dict["method"] != type(self).__name__:
-            raise ValueError(f"this state was saved by {state_dict['method']}, not by {type(self).__name__}.")
-        weights = {layer.name: layer.param for layer in self.layers}
-        saved = {name: tuple(shape) for name, shape in state_dict["layers"].items()}
-        if differing := sorted(saved.keys() ^ weights.keys()):
-            raise ValueError(
-                f"the state masks {len(saved)} layers, this sparsifier {len(weights)}; {differing[0]!r} is masked in "
-                "one of them only. Give the layers, include and exclude that the run began with."
-            )
-        for name, shape in saved.items():
-            if shape != weights[name].shape:
-                raise ValueError(
-                    f"the saved mask of {name} has shape {shape}, its weight here {tuple(weights[name].shape)}. "
-                    "Resume the same model."
-                )
-        pruned = {
-            name: part_of(weights[name], unpack(mask, saved[name]) if mask.dtype == torch.uint8 else mask)
-            for name, mask in state_dict["pruned"].items()
-        }
-        best = {
-            kind: {**b, "weights": {name: value.cpu() for name, value in self._held(b["weights"]).items()}}
-            for kind, b in state_dict["best"].items()
-        }
-        self.steps, self.seed, self._draws = (int(state_dict[key]) for key in ("steps", "seed", "draws"))
-        self.best.load_state_dict(best)
-        self._pruned = pruned
-        self._masks_changed()
-        self._load_extra_state(state_dict["extra"])
-        # A run begun without observers may go on with some, and the other way round.
-        for observer, state in zip(self._observers_with_state(), state_dict.get("observers", []), strict=False):
-            observer.load_state_dict(state)
+        saved_state.restore(self, state_dict)
 
     def close(self) -> None:
-        """Take all hooks off: training goes on without masks. Close one sparsifier before building the next."""
+        """Remove all hooks: training goes on without masks. Close one sparsifier before building the next."""
         self._release()
 
     def __enter__(self) -> Self:
@@ -339,10 +290,10 @@ class Sparsifier(abc.ABC):
         """The weights to be pruned at ``sparsity``, those of least score; by default the score is the magnitude.
 
         Args:
-            nested: What is pruned already stays so, and only the rest is chosen.
+            nested: Whether what is pruned already stays pruned, and only the rest is chosen.
         """
         if scores is None:
-            scores = {layer.name: local(layer.param) for layer in self.layers}
+            scores = {layer.name: local_shard(layer.param) for layer in self.layers}
         return self._chooser.choose(sparsity, scores, self._pruned if nested else None)
 
     def _set_pruned(self, new: Mapping[str, Tensor], kind: Literal["prune", "restore", "update"]) -> None:
@@ -367,16 +318,15 @@ class Sparsifier(abc.ABC):
 
     def _restore_all(self) -> None:
         """Every layer dense again."""
-        dense = {name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}
-        self._set_pruned(dense, "restore")
+        self._set_pruned({name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}, "restore")
 
-    def _saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _as_saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For a checkpoint: this rank's parts of tensors that are named and shaped like the model's."""
         whole = self._whole
         return {name: as_shard_of(whole[name], part) if name in whole else part for name, part in parts.items()}
 
-    def _held(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """From a checkpoint: this rank's parts of tensors that :meth:`_saved` gave on any number of ranks."""
+    def _from_saved(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """From a checkpoint: this rank's parts of tensors that :meth:`_as_saved` gave on any number of ranks."""
         whole = self._whole
         return {name: part_of(whole[name], value) if name in whole else value for name, value in saved.items()}
 
@@ -387,7 +337,7 @@ class Sparsifier(abc.ABC):
         """Random scores of one layer, new at each draw; see :func:`~horst.parameters.sharding.random_scores`."""
         layer = self.layers[layer_index]
         key = ((self.seed * 1_000_003 + self._draws) * 1_000_003 + layer_index) % (1 << 62)
-        return random_scores(self._chooser.shards[layer.name], key, local(layer.param).device)
+        return random_scores(self._chooser.shards[layer.name], key, local_shard(layer.param).device)
 
     def _layers_of(self, optimizer: Optimizer) -> list[Layer]:
         return [layer for layer in self.layers if self._owner[layer.name] is optimizer]
@@ -402,31 +352,6 @@ class Sparsifier(abc.ABC):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _refuse_a_second(self) -> None:
-        if any(_open_on(optimizer) for optimizer in self.optimizers):
-            gc.collect()  # one that was dropped may wait in a cycle of references, where nobody can close it
-        for optimizer in self.optimizers:
-            if (other := _open_on(optimizer)) is not None:
-                raise ValueError(
-                    f"{type(optimizer).__name__} has an open sparsifier, {type(other).__name__} (sparsity "
-                    f"{other.current_sparsity:.4f}): a second one would undo its masks. Call close() on the first "
-                    "before building the next; of keep_zeros, on what it returned."
-                )
-
-    def _find_owners(self) -> dict[str, Optimizer]:
-        owners: dict[str, Optimizer] = {}
-        for optimizer in self.optimizers:
-            ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            owners |= {layer.name: optimizer for layer in self.layers if id(layer.param) in ids}
-        missing = [layer.name for layer in self.layers if layer.name not in owners]
-        if missing:
-            raise ValueError(
-                f"{len(missing)} masked weights are in no optimizer: {', '.join(missing[:4])}. Make the optimizer from "
-                "the model's present parameters (after moving and sharding it), pass every optimizer in a list, or "
-                "exclude these layers."
-            )
-        return owners
-
     def _hook_gradient(self, layer: Layer) -> Any:
         engine = weakref.ref(self)  # a sparsifier that is gone masks nothing
 
@@ -439,16 +364,16 @@ class Sparsifier(abc.ABC):
     def _mask_gradient(self, layer: Layer) -> None:
         pruned = self._pruned.get(layer.name)
         if pruned is not None and layer.param.grad is not None and not self._wants_dense_gradient(layer):
-            local(layer.param.grad).masked_fill_(pruned, 0)
+            local_shard(layer.param.grad).masked_fill_(pruned, 0)
 
     def _zero_weights(self, *, always: bool = False) -> None:
         for layer in self.layers:
             pruned = self._pruned.get(layer.name)
             if pruned is not None and (always or not self._optimizer_masks(self._owner[layer.name])):
-                local(layer.param).masked_fill_(pruned, 0)
+                local_shard(layer.param).masked_fill_(pruned, 0)
 
     def _masks_changed(self) -> None:
-        """Count what is pruned, over all ranks, and tell optimizers that mask by themselves."""
+        """Count what is pruned, over all ranks, and give the masks to optimizers that mask by themselves."""
         for layer in self.layers:
             pruned = self._pruned.get(layer.name)
             self._removed[layer.name] = 0 if pruned is None else self._chooser.count(layer.name, pruned)
@@ -458,12 +383,9 @@ class Sparsifier(abc.ABC):
         """Give the present masks to the optimizers that can take them."""
         for optimizer in self.optimizers:
             if hasattr(optimizer, "set_masks"):
-                masks_itself = self._optimizer_masks(optimizer)
-                pruned = {
-                    layer.param: self._pruned.get(layer.name) if masks_itself else None
-                    for layer in self._layers_of(optimizer)
-                }
-                optimizer.set_masks({p: None if zeros is None else ~zeros for p, zeros in pruned.items()})
+                pruned = self._pruned if self._optimizer_masks(optimizer) else {}
+                layers = self._layers_of(optimizer)
+                optimizer.set_masks({l.param: ~pruned[l.name] if l.name in pruned else None for l in layers})
 
     def _optimizer_masks(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer zeroes pruned weights itself, inside its update."""
@@ -471,41 +393,6 @@ class Sparsifier(abc.ABC):
 
     def _after_event(self, event: Event) -> None:
         logger.info("step %d: %s, sparsity %.6f", event.step, event.kind, event.sparsity)
-        self._check_replicas()
+        check_replicas(self.model, self.mask_hash)
         for observer in self.observers:
             observer(self, event)
-
-    def _observers_with_state(self) -> list[Any]:
-        return [observer for observer in self.observers if hasattr(observer, "state_dict")]
-
-    def _check_replicas(self) -> None:
-        """Under DDP: masks that differ between ranks would silently train different networks."""
-        model = getattr(self.model, "_orig_mod", self.model)  # torch.compile goes around DDP
-        if not (dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
-            return
-        mine = self.mask_hash()
-        hashes: list[Any] = [None] * dist.get_world_size(model.process_group)
-        dist.all_gather_object(hashes, mine, group=model.process_group)
-        if any(other != mine for other in hashes):
-            raise RuntimeError(
-                f"masks differ between ranks: hashes {hashes}. The replicas' weights must be equal; compute scores "
-                "from gradients that are averaged over the ranks."
-            )
-
-
-def _open_on(optimizer: Optimizer) -> Sparsifier | None:
-    """The sparsifier that is built on ``optimizer``, alive and not closed."""
-    latest = _latest.get(optimizer)
-    sparsifier = None if latest is None else latest()
-    return sparsifier if sparsifier is not None and sparsifier._release.alive else None
-
-
-def _release(handles: list[Any], owned: Sequence[tuple[weakref.ref[Optimizer], Sequence[Tensor]]]) -> None:
-    """Take all hooks off, and the masks out of the optimizers that were given them."""
-    for handle in handles:
-        handle.remove()
-    handles.clear()
-    for optimizer, params in owned:
-        alive = optimizer()
-        if alive is not None and hasattr(alive, "set_masks"):
-            alive.set_masks(dict.fromkeys(params))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.parameters.kinds import clean_name
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 from horst.sparsity.layers import Layer
 
 
@@ -59,10 +59,10 @@ def masked_state_dict(
         layer = names.get(clean_name(name))
         if layer is None or layer not in pruned:
             continue
-        key = (layer, local(value).data_ptr())
+        key = (layer, local_shard(value).data_ptr())
         if key not in copies:
             copies[key] = value.detach().clone()
-            local(copies[key]).masked_fill_(pruned[layer].to(value.device), 0)
+            local_shard(copies[key]).masked_fill_(pruned[layer].to(value.device), 0)
         out[name] = copies[key]
     return out
 
@@ -74,7 +74,7 @@ def _matched(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str,
     for name, p in model.named_parameters(remove_duplicate=False):
         layer = names.get(clean_name(name))
         if layer is not None and layer in pruned:
-            weight = local(p)
+            weight = local_shard(p)
             matched[id(p)] = (weight, pruned[layer].to(weight.device))  # averages may live on the CPU
             seen.add(layer)
     for layer in pruned:

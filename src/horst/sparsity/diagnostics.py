@@ -1,4 +1,4 @@
-"""What masks and weights do as training goes on, recorded at every change of masks; and figures of it.
+"""A record of masks and weights at every change of masks, and figures of it.
 
 For each event, over all layers and by layer: sparsity; *overlap*, the share of kept weights that the previous sparse
 mask kept too; *sign flips*, the share of weights kept both times whose sign changed in between; and by layer quantiles
@@ -8,20 +8,19 @@ of the magnitudes of kept weights. All are exact and summed over ranks; nothing 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from horst.extras import load_extra
-from horst.parameters.sharding import as_shard_of, local, part_of
+from horst.files import PathLike, write_json
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Event, Sparsifier
 from horst.sparsity.layers import Layer
-from horst.sparsity.masks import pack, unpack
+from horst.sparsity.masks import load_bits, save_bits
 from horst.sparsity.selection import kth_magnitude
 
 
@@ -32,8 +31,8 @@ class Recorder:
 
     Args:
         sparsifier: The sparsifier to watch.
-        quantiles: Of the magnitudes of kept weights, each in (0, 1]. They cost a selection for each layer; overlap and
-            sign flips cost a count.
+        quantiles: Quantiles of the kept weights' magnitudes to record, each in (0, 1]. They cost a selection per layer;
+            overlap and sign flips cost a count.
 
     Example:
         >>> from horst.sparsity import GMP, Cubic
@@ -75,13 +74,13 @@ class Recorder:
         ranks = {q: max(1, math.ceil(q * n)) for q in self._quantiles if n}
         counts = _Counts()
         if sparsifier.is_sparse:
-            negative = local(layer.param) < 0
+            negative = local_shard(layer.param) < 0
             if layer.name in self._previous:
-                was_kept, was_negative = (_unpacked(layer.param, bits) for bits in self._previous[layer.name])
+                was_kept, was_negative = (load_bits(layer.param, bits) for bits in self._previous[layer.name])
                 both = kept & was_kept
                 flipped = both & (negative != was_negative)
                 counts = _Counts(n, count(layer.name, both), count(layer.name, flipped))
-            self._previous[layer.name] = (_packed(layer.param, kept), _packed(layer.param, negative))
+            self._previous[layer.name] = (save_bits(layer.param, kept), save_bits(layer.param, negative))
         row = {
             "sparsity": 1.0 - n / total,
             **counts.shares(),
@@ -89,9 +88,9 @@ class Recorder:
         }
         return row, counts
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: PathLike) -> None:
         """Write the records as JSON."""
-        Path(path).write_text(json.dumps(self.records, indent=1) + "\n")
+        write_json(path, self.records)
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints; the sparsifier's own ``state_dict`` has it."""
@@ -121,23 +120,12 @@ class _Counts:
         }
 
 
-def _packed(param: Tensor, bits: Tensor) -> Tensor:
-    """This rank's bits as a checkpoint holds them: eight a byte, or of a sharded weight a DTensor placed like it."""
-    whole = as_shard_of(param, bits)
-    return pack(bits) if whole is bits else whole
-
-
-def _unpacked(param: Tensor, saved: Tensor) -> Tensor:
-    """This rank's part, on its device, of what :func:`_packed` gave on any number of ranks."""
-    return part_of(param, unpack(saved, tuple(param.shape)) if saved.dtype == torch.uint8 else saved)
-
-
-def plot(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+def plot(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:
     """Draw the records of a run: overlap, sign flips, sparsity by layer, magnitudes.
 
     Args:
         records: :attr:`Recorder.records`, or what :meth:`Recorder.save` wrote.
-        path: Where the figure goes; its ending chooses the format.
+        path: File of the figure; its ending chooses the format.
     """
     figure = load_extra("matplotlib.figure").Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 2)

@@ -1,4 +1,4 @@
-"""How the zeros are shared out among the layers: uniform, global, ERK, or a given sparsity for each layer.
+"""How the zeros are divided among the layers: uniform, global, ERK, or a given sparsity for each layer.
 
 A distribution turns an overall sparsity into the number of units that each layer loses, or, for ``"global"``, into one
 number for all layers together, to be found by one threshold.
@@ -9,7 +9,7 @@ number for all layers together, to be found by one threshold.
   ``sum(shape) / prod(shape)``. Layers that would exceed density 1 stay dense and the rest is solved again; the total
   is ``floor(s * N)`` to the unit.
 - a dictionary ``{pattern: sparsity}``: a layer takes the first entry whose key is its name, a prefix of it
-  (``"blocks.3"``) or a wildcard pattern. :func:`owl_ratios` makes one with an entry a block.
+  (``"blocks.3"``) or a wildcard pattern. :func:`owl_ratios` makes one with an entry per block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def allocate(
     """Units to remove: of each layer by name, or of all together (``"global"``).
 
     Args:
-        distribution: See the module.
+        distribution: Name or dictionary, see the module.
         sparsity: Overall share of zeros now. Of a dictionary's layers, each gets its own entry times
             ``sparsity / final``, so that a gradual schedule brings each layer to its own sparsity.
         units: Number of units (weights, unless masks are by block) in each layer.
@@ -80,9 +80,9 @@ def owl_ratios(
     and no two blocks are further apart than ``2 * spread``.
 
     Args:
-        scores: For each block, by a name that its layers' names begin with, the scores of its weights: magnitudes, or
-            magnitudes times input norms (Wanda's, as in OWL).
-        threshold: How many times the mean makes an outlier: 5 in OWL's instructions, 3 in its code.
+        scores: Scores of the weights of each block, by the prefix of its layers' names: magnitudes, or magnitudes times
+            input norms (Wanda's, as in OWL).
+        threshold: Multiple of the mean above which a score is an outlier: 5 in OWL's instructions, 3 in its code.
         spread: Half the largest difference between two blocks.
 
     Returns:
@@ -132,7 +132,7 @@ def layer_sparsity(ratios: Mapping[str, float], name: str) -> float:
 
 
 def check_ratios(ratios: Mapping[str, float], names: Sequence[str]) -> None:
-    """Every layer has an entry in [0, 1), every entry a layer."""
+    """Refuse ratios where a layer has no entry in [0, 1), or an entry no layer."""
     for name in names:
         layer_sparsity(ratios, name)
     for key in ratios:

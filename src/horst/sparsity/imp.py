@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from horst.parameters.kinds import clean_name
-from horst.parameters.sharding import as_shard_of, local, part_of
+from horst.parameters.sharding import as_shard_of, local_shard, part_of
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.schedules import Rounds, check_schedule
@@ -75,7 +75,9 @@ class IMP(Sparsifier):
             self._early = {name: tensor.clone() for name, tensor in self._tensors()}
             self._early_state = [
                 {
-                    name: {k: local(v).clone() if isinstance(v, Tensor) else v for k, v in optimizer.state[p].items()}
+                    name: {
+                        k: local_shard(v).clone() if isinstance(v, Tensor) else v for k, v in optimizer.state[p].items()
+                    }
                     for name, p in self._params_of(optimizer).items()
                     if p in optimizer.state
                 }
@@ -94,8 +96,8 @@ class IMP(Sparsifier):
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         params = [clean_name(name) for name, _ in self.model.named_parameters()]
-        buffers = [(clean_name(name), local(buffer)) for name, buffer in self.model.named_buffers()]
-        return [*((name, local(self._whole[name])) for name in params), *buffers]
+        buffers = [(clean_name(name), local_shard(buffer)) for name, buffer in self.model.named_buffers()]
+        return [*((name, local_shard(self._whole[name])) for name in params), *buffers]
 
     def _params_of(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The optimizer's parameters by name; by position where they are not the model's."""
@@ -107,30 +109,30 @@ class IMP(Sparsifier):
         saved = []
         for optimizer, early in zip(self.optimizers, self._early_state, strict=False):
             params = self._params_of(optimizer)
-            saved.append({name: _saved_state(params[name], state) for name, state in early.items()})
-        return {"early": self._saved(self._early), "early_state": saved}
+            saved.append({name: _state_as_saved(params[name], state) for name, state in early.items()})
+        return {"early": self._as_saved(self._early), "early_state": saved}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._early = self._held(state["early"])
+        self._early = self._from_saved(state["early"])
         self._early_state = []
         for optimizer, saved in zip(self.optimizers, state["early_state"], strict=False):
             params = self._params_of(optimizer)
-            self._early_state.append({name: _held_state(params[name], entry) for name, entry in saved.items()})
+            self._early_state.append({name: _state_from_saved(params[name], entry) for name, entry in saved.items()})
 
 
-def _saved_state(p: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+def _state_as_saved(p: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
     """A parameter's optimizer state for a checkpoint; what is shaped like it is sharded like it."""
-    shape = local(p).shape
+    shape = local_shard(p).shape
     return {k: as_shard_of(p, v) if isinstance(v, Tensor) and v.shape == shape else v for k, v in state.items()}
 
 
-def _held_state(p: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """This rank's part of what :func:`_saved_state` gave."""
+def _state_from_saved(p: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's part of what :func:`_state_as_saved` gave."""
     return {k: part_of(p, v) if isinstance(v, Tensor) and v.shape == p.shape else v for k, v in saved.items()}
 
 
 def _rewind_state(optimizer: Optimizer, params: Mapping[str, Tensor], early: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put the state back. What had none yet has none again, and the optimizer makes it anew."""
+    """Put the state back. A parameter that had none has none again; the optimizer makes a new one."""
     for name, p in params.items():
         if name not in early:
             optimizer.state.pop(p, None)
@@ -139,6 +141,6 @@ def _rewind_state(optimizer: Optimizer, params: Mapping[str, Tensor], early: Map
             del optimizer.state[p][key]
         for key, value in early[name].items():
             if isinstance(value, Tensor):
-                local(optimizer.state[p][key]).copy_(value)
+                local_shard(optimizer.state[p][key]).copy_(value)
             else:
                 optimizer.state[p][key] = value

@@ -16,6 +16,7 @@ are never in a preset; frozen weights (``requires_grad=False``) are left out unl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,10 +51,10 @@ def find_layers(
     """The weights of ``model`` to mask, in the order of the model.
 
     Args:
-        preset: See the module.
+        preset: Name of a preset, see the module; None chooses nothing but ``include``.
         include: Wildcard patterns of parameter names to add (``"head.weight"``, ``"*.embed_tokens.weight"``).
-        exclude: Patterns to take away again; it has the last word.
-        frozen: Whether weights with ``requires_grad=False`` count too: nothing trains them, but they can be pruned.
+        exclude: Wildcard patterns to leave out; they win over ``include``.
+        frozen: Whether to include weights with ``requires_grad=False``: they are not trained, but can be pruned.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -116,8 +117,12 @@ def is_linear(module: nn.Module) -> bool:
         >>> is_linear(nn.Linear(2, 2)), is_linear(nn.LayerNorm(2))
         (True, False)
     """
-    is_conv1d = any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf")
-    return isinstance(module, nn.Linear) or is_conv1d
+    return isinstance(module, nn.Linear) or is_conv1d(module)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is Hugging Face's ``Conv1D``, a linear layer that stores its weight as (input, output)."""
+    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf")
 
 
 def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
@@ -128,7 +133,7 @@ def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
         if isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and preset == "all"):
             yield module.weight, 1
         elif is_linear(module):
-            yield module.weight, 0  # Hugging Face's Conv1D stores (input, output)
+            yield module.weight, 0  # Conv1D
         elif isinstance(module, nn.MultiheadAttention):
             for weight in (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
                 if weight is not None:
@@ -156,9 +161,9 @@ def summary_table(
     """A table of ``(name, shape, pruned)``: per layer, over the masked layers, and of the whole model.
 
     Args:
-        rows: One a layer.
-        model_parameters: Of the whole model.
-        errors: By layer, a number for one more column.
+        rows: One per layer.
+        model_parameters: Number of parameters of the whole model.
+        errors: Numbers for one more column, by layer.
 
     Example:
         >>> print(summary_table([("fc.weight", (10, 10), 90)], model_parameters=110))
@@ -167,7 +172,7 @@ def summary_table(
         masked layers               100         90  90.0000%
         whole model                 110         90  81.8182%
     """
-    sizes = [("x".join(map(str, shape)), name, _product(shape), pruned) for name, shape, pruned in rows]
+    sizes = [("x".join(map(str, shape)), name, math.prod(shape), pruned) for name, shape, pruned in rows]
     width = max(len("masked layers"), *(len(name) for _, name, _, _ in sizes))
     across = max(7, *(len(shape) + 2 for shape, _, _, _ in sizes))
     weights, pruned = sum(n for _, _, n, _ in sizes), sum(k for _, _, _, k in sizes)
@@ -178,10 +183,3 @@ def summary_table(
         column = ["error", *(f"{errors[name]:.4g}" if name in errors else "" for _, name, _, _ in body)]
         lines = [f"{line}{entry:>12}".rstrip() for line, entry in zip(lines, column, strict=True)]
     return "\n".join(lines)
-
-
-def _product(shape: Sequence[int]) -> int:
-    n = 1
-    for size in shape:
-        n *= size
-    return n

@@ -1,25 +1,26 @@
-"""What a mask may look like: unstructured, blocks, or N:M; and how it is packed and hashed.
+"""The patterns of a mask: single weights, blocks, or N:M; and how masks are packed and hashed.
 
 A pattern divides each weight tensor into *units* that are kept or removed whole. For an unstructured mask a unit is a
 weight, for ``(rows, columns)`` it is a block of a matrix; how many units go is the distribution's business, which ones
 is :mod:`horst.sparsity.selection`'s. N:M keeps N of each M neighbours along the input dimension and so needs neither.
 
-Masks are boolean, True where a weight is kept. Inside the engine the opposite, ``pruned``, is stored, because zeroing
-is ``masked_fill_(pruned, 0)``: unlike a product with the mask, it also clears NaN and infinity.
+Masks are boolean, True where a weight is kept. What the engine stores, and calls ``pruned``, is the opposite, because
+zeroing is ``masked_fill_(pruned, 0)``: unlike a product with the mask, it also clears NaN and infinity.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from horst.parameters.sharding import Shard, local, mix, sum_over_ranks
+from horst.parameters.sharding import Shard, as_shard_of, local_shard, mix, part_of, sum_over_ranks
 from horst.sparsity.selection import exact_floor, magnitude_keys, select, smallest
 
 
@@ -89,8 +90,8 @@ class NM:
     Ties as everywhere: of two equal weights the one with the lower index goes first.
 
     Example:
-        >>> NM(2, 4).pruned(torch.tensor([[4.0, -3.0, 2.0, 1.0]]), input_dim=1)
-        tensor([[False, False,  True,  True]])
+        >>> NM(2, 4).mask(torch.tensor([[4.0, -3.0, 2.0, 1.0]]), input_dim=1)
+        tensor([[ True,  True, False, False]])
     """
 
     n: int
@@ -121,8 +122,8 @@ class NM:
                 f"{shard.shape[input_dim]} inputs of {name}. Shard another dimension, or exclude this layer."
             )
 
-    def pruned(self, scores: Tensor, input_dim: int) -> Tensor:
-        """True where a weight goes."""
+    def mask(self, scores: Tensor, input_dim: int) -> Tensor:
+        """The mask of a tensor with these scores, True where a weight is kept."""
         inputs_last = scores.movedim(input_dim, -1)
         groups = magnitude_keys(inputs_last.reshape(-1, self.m))
         # The rank of each weight in its group, counted by comparison: for small M far cheaper than a sort.
@@ -131,11 +132,14 @@ class NM:
             pivot = groups[:, j : j + 1]
             rank[:, :j] += groups[:, :j] > pivot
             rank[:, j + 1 :] += groups[:, j + 1 :] >= pivot
-        return (rank < self.m - self.n).view(inputs_last.shape).movedim(-1, input_dim).contiguous()
+        return (rank >= self.m - self.n).view(inputs_last.shape).movedim(-1, input_dim).contiguous()
 
 
-def parse_pattern(pattern: str | tuple[int, int] | Block | NM) -> Block | NM:
-    """``"unstructured"``, ``"2:4"``, or ``(rows, columns)`` of a block.
+Pattern = str | tuple[int, int] | Block | NM | None
+
+
+def parse_pattern(pattern: Pattern) -> Block | NM:
+    """The pattern that None (single weights), ``"2:4"``, or ``(rows, columns)`` of a block stands for.
 
     Example:
         >>> parse_pattern("2:4"), parse_pattern((16, 16))
@@ -145,24 +149,23 @@ def parse_pattern(pattern: str | tuple[int, int] | Block | NM) -> Block | NM:
         return pattern
     if isinstance(pattern, tuple) and len(pattern) == 2:
         return Block(*pattern)
-    if pattern == "unstructured":
+    if pattern is None:
         return Block()
     if isinstance(pattern, str) and (match := re.fullmatch(r"(\d+):(\d+)", pattern)):
         return NM(int(match[1]), int(match[2]))
     raise ValueError(
-        f"pattern must be 'unstructured', 'N:M' such as '2:4', or (rows, columns) of a block, got {pattern!r}."
+        f"pattern must be None for single weights, 'N:M' such as '2:4', or (rows, columns) of a block, got {pattern!r}."
     )
 
 
-def magnitude_mask(
-    weight: Tensor, sparsity: float | None = None, *, pattern: str | tuple[int, int] = "unstructured"
-) -> Tensor:
+def magnitude_mask(weight: Tensor, sparsity: float | None = None, *, pattern: Pattern = None) -> Tensor:
     """The mask that keeps the largest weights of one tensor: exactly ``floor(sparsity * units)`` units go.
 
     Args:
         weight: A tensor or DTensor; of a DTensor the mask of this rank's part is returned.
-        sparsity: Share of zeros, in [0, 1). Left out for N:M, which fixes it.
-        pattern: See :func:`parse_pattern`. N:M groups along dimension 1, the input of ``nn.Linear``.
+        sparsity: Share of zeros, in [0, 1); None for N:M, which fixes it.
+        pattern: Pattern of the mask, see :func:`parse_pattern`. N:M groups along dimension 1, the input of
+            ``nn.Linear``.
 
     Example:
         >>> magnitude_mask(torch.tensor([3.0, -1.0, 2.0, 1.0]), 0.5)
@@ -170,20 +173,24 @@ def magnitude_mask(
     """
     parsed = parse_pattern(pattern)
     parsed.check("the weight", weight.shape, min(1, weight.dim() - 1))
-    if isinstance(parsed, NM):
-        check_sparsity(parsed.sparsity if sparsity is None else sparsity, parsed)
-        return ~parsed.pruned(local(weight), min(1, weight.dim() - 1))
-    if sparsity is None:
-        raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.9 removes nine tenths.")
     check_sparsity(sparsity, parsed)
+    if isinstance(parsed, NM):
+        return parsed.mask(local_shard(weight), min(1, weight.dim() - 1))
+    assert sparsity is not None
     if parsed.is_unstructured:
         return ~smallest([weight], exact_floor(sparsity, weight.numel()))[0]
     units = parsed.units(Shard.of(weight))
-    return ~parsed.expand(select([parsed.unit_scores(local(weight))], [units], exact_floor(sparsity, units.numel))[0])
+    return ~parsed.expand(
+        select([parsed.unit_scores(local_shard(weight))], [units], exact_floor(sparsity, units.numel))[0]
+    )
 
 
-def check_sparsity(sparsity: float, pattern: Block | NM | None = None) -> None:
-    """Refuse what is no share of zeros in [0, 1), or not the one that an N:M pattern fixes."""
+def check_sparsity(sparsity: float | None, pattern: Block | NM | None = None) -> None:
+    """Refuse what is no share of zeros in [0, 1), or not the one that N:M fixes. None is for N:M only."""
+    if sparsity is None:
+        if not isinstance(pattern, NM):
+            raise ValueError("sparsity is needed unless the pattern is N:M. Give a fraction: 0.5 removes half.")
+        return
     if not isinstance(sparsity, SupportsFloat):
         raise TypeError(f"sparsity must be a number in [0, 1), got {sparsity!r}. Give a fraction: 0.5, not '50%'.")
     if not 0.0 <= sparsity < 1.0:  # this form refuses NaN too
@@ -199,7 +206,7 @@ _WEIGHTS_OF_BITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Eight booleans a byte (uint8, lowest bit first), for checkpoints.
+    """Eight booleans per byte (uint8, lowest bit first), for checkpoints.
 
     Example:
         >>> pack(torch.tensor([True, False, True]))
@@ -228,6 +235,17 @@ def unpack(packed: Tensor, shape: Sequence[int]) -> Tensor:
     return flat.view(tuple(shape))
 
 
+def save_bits(weight: Tensor, bits: Tensor) -> Tensor:
+    """This rank's booleans for a checkpoint: eight per byte, or for a sharded weight a DTensor placed like it."""
+    whole = as_shard_of(weight, bits)
+    return pack(bits) if whole is bits else whole
+
+
+def load_bits(weight: Tensor, saved: Tensor) -> Tensor:
+    """This rank's part, on its device, of what :func:`save_bits` gave on any number of ranks."""
+    return part_of(weight, unpack(saved, tuple(weight.shape)) if saved.dtype == torch.uint8 else saved)
+
+
 def mask_hash(masks: Sequence[Tensor], shards: Sequence[Shard]) -> int:
     """A 64-bit hash of the masks of whole tensors, computed from shards: the same for any number of ranks.
 
@@ -244,3 +262,18 @@ def mask_hash(masks: Sequence[Tensor], shards: Sequence[Shard]) -> int:
         total += int(sum_over_ranks(part, shard.group))
         base += shard.numel
     return total % (1 << 64)
+
+
+def check_replicas(model: nn.Module, mask_hash: Callable[[], int]) -> None:
+    """Under DDP: refuse masks that differ between ranks, which would silently train different networks."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile goes around DDP
+    if not (dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
+        return
+    mine = mask_hash()
+    hashes: list[Any] = [None] * dist.get_world_size(model.process_group)
+    dist.all_gather_object(hashes, mine, group=model.process_group)
+    if any(other != mine for other in hashes):
+        raise RuntimeError(
+            f"masks differ between ranks: hashes {hashes}. The replicas' weights must be equal; compute scores from "
+            "gradients that are averaged over the ranks."
+        )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer
@@ -93,7 +93,7 @@ class Exchange(Sparsifier, abc.ABC):
         new = {}
         for layer in self._layers_of(optimizer):
             if (scores := self._growth_scores(layer)) is not None:
-                pruned, weight = self._pruned[layer.name], local(layer.param)
+                pruned, weight = self._pruned[layer.name], local_shard(layer.param)
                 new[layer.name] = self._chooser.exchange(layer.name, pruned, weight, scores, fraction)
         self._set_pruned(new, "update")
         self._due.discard(index)
@@ -135,4 +135,4 @@ class RigL(Exchange):
     """
 
     def _growth_scores(self, layer: Layer) -> Tensor | None:
-        return None if layer.param.grad is None else local(layer.param.grad)
+        return None if layer.param.grad is None else local_shard(layer.param.grad)

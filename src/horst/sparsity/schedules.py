@@ -67,7 +67,7 @@ class Phases:
         return self.changes[1::2]
 
     def table(self) -> str:
-        """The phases, one a line, in epochs (in steps where ``steps_per_epoch`` is 1)."""
+        """The phases, one per line, in epochs (in steps where ``steps_per_epoch`` is 1)."""
         bounds = (0, *self.changes, self.end) if self.changes[0] else (*self.changes, self.end)
         first_is_sparse = self.changes[0] == 0
         lines = ["phase   from  to   length"]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horst.parameters.sharding import Shard, local, sum_over_ranks
+from horst.parameters.sharding import Shard, local_shard, sum_over_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +62,11 @@ def exact_floor(sparsity: float, n: int) -> int:
 
 
 def smallest(scores: Sequence[Tensor], k: int, *, among: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Masks of the ``k`` entries of least magnitude, over all the tensors together.
+    """Find the ``k`` entries of least magnitude, over all the tensors together.
 
     Args:
         scores: Floating tensors or DTensors; entries are compared by absolute value.
-        k: How many to select, over all ranks.
+        k: Number of entries to select, over all ranks.
         among: Boolean masks, shaped like the local scores; entries that are False are never selected.
 
     Returns:
@@ -76,7 +76,7 @@ def smallest(scores: Sequence[Tensor], k: int, *, among: Sequence[Tensor] | None
         >>> smallest([torch.tensor([3.0, -1.0, 1.0, 2.0])], 2)[0]
         tensor([False,  True,  True, False])
     """
-    return select([local(s) for s in scores], [Shard.of(s) for s in scores], k, among)
+    return select([local_shard(s) for s in scores], [Shard.of(s) for s in scores], k, among)
 
 
 def select(
@@ -111,7 +111,7 @@ def kth_magnitude(scores: Sequence[Tensor], k: int, *, among: Sequence[Tensor] |
         >>> kth_magnitude([torch.tensor([3.0, -1.0]), torch.tensor([2.0])], 2)
         2.0
     """
-    selection = _Selection([local(s) for s in scores], [Shard.of(s) for s in scores], among)
+    selection = _Selection([local_shard(s) for s in scores], [Shard.of(s) for s in scores], among)
     candidates = selection.count()
     if not 1 <= k <= candidates:
         raise ValueError(f"k must lie between 1 and the number of candidates, {candidates}, got {k}.")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.optimizer_hooks import before_update
@@ -28,16 +28,16 @@ class SRSTE(Sparsifier):
     .. math:: g = \partial L / \partial \tilde w + \lambda_w\, (1 - E) \odot w
 
     is the gradient that the optimizer sees; :math:`\lambda_w` is ``decay``, and 0 gives the plain straight-through
-    estimator. The mask is chosen anew after every step.
+    estimator. A new mask is chosen after every step.
 
     Between steps the model's parameters hold :math:`\tilde w`: forward passes, evaluation and checkpoints see exact
     N:M weights, and names and identities of parameters stay (no parametrization, so DDP, FSDP2 and compile work). The
     dense :math:`w` is kept here and swapped in for the duration of ``optimizer.step()``. The decay term is added then,
-    after any clipping; it respects ``GradScaler``. Closures that evaluate the loss several times a step (LBFGS) do not
-    fit this.
+    after any clipping; it respects ``GradScaler``. Closures that evaluate the loss several times per step (LBFGS) are
+    not supported.
 
     Args:
-        pattern: N:M, ``"2:4"`` by default; or ``"unstructured"`` or a block, with ``sparsity``.
+        pattern: N:M, by default ``"2:4"``. With ``sparsity``: None (single weights) or a block.
         decay: The paper's 2e-4.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
@@ -61,7 +61,7 @@ class SRSTE(Sparsifier):
     ) -> None:
         if not decay >= 0.0:  # this form refuses NaN too
             raise ValueError(f"decay must be at least 0, got {decay}. Use 0 for the plain straight-through estimator.")
-        options.setdefault("pattern", "2:4" if sparsity is None else "unstructured")
+        options.setdefault("pattern", "2:4" if sparsity is None else None)
         policy = StatePolicy(on_restore="keep")
         super().__init__(model, optimizer, sparsity=sparsity, distribution="uniform", policy=policy, **options)
         self.decay = decay
@@ -78,7 +78,7 @@ class SRSTE(Sparsifier):
             return None
         for layer in self.layers:
             if self._index(layer) in self._swapped:
-                self._dense[layer.name] = local(layer.param).clone()
+                self._dense[layer.name] = local_shard(layer.param).clone()
         self._swapped.clear()
         self._pruned = self._select(self.sparsity, self._dense)
         if self.steps == 0:
@@ -99,18 +99,18 @@ class SRSTE(Sparsifier):
             if self._index(layer) in self._swapped:
                 continue
             dense = self._dense[layer.name]
-            local(layer.param).copy_(dense)
+            local_shard(layer.param).copy_(dense)
             if layer.param.grad is not None and self.decay > 0.0:
                 term = torch.where(self._pruned[layer.name], dense, 0).mul_(self.decay)
-                local(layer.param.grad).add_(term if scale is None else term * scale)
+                local_shard(layer.param.grad).add_(term if scale is None else term * scale)
         self._swapped.add(self.optimizers.index(optimizer))
 
     def _index(self, layer: Layer) -> int:
         return self.optimizers.index(self._owner[layer.name])
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"dense": self._saved(self._dense)}
+        return {"dense": self._as_saved(self._dense)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._dense = self._held(state["dense"])
+        self._dense = self._from_saved(state["dense"])
         self._swapped = set()

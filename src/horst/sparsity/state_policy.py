@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "exp_avg_var")
@@ -112,7 +112,7 @@ def _entries(optimizer: Optimizer, names: tuple[str, ...] | None) -> Iterator[tu
     scalars = {"step"} | {key for p, key, value in found if value.dim() == 0 < p.dim()}
     for p, key, value in found:
         if key not in scalars and value.shape == p.shape and (names is None or key in names):
-            yield p, key, local(value)
+            yield p, key, local_shard(value)
 
 
 def _zero_steps(optimizer: Optimizer) -> None:

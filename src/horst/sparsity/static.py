@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Options, Sparsifier
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.masks import NM, parse_pattern
@@ -22,8 +22,8 @@ class Static(Sparsifier):
     Args:
         sparsity: Prune the smallest weights to this sparsity. None (and no N:M pattern, and no ``masks``): the weights
             that are zero now stay zero.
-        masks: Masks by layer name, True where a weight is kept, of the whole weights or this rank's parts.
-        distribution: For ``sparsity``.
+        masks: Masks by layer name, True where a weight is kept; of whole weights or of this rank's parts.
+        distribution: Division of the zeros among the layers, where ``sparsity`` is given.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -45,7 +45,7 @@ class Static(Sparsifier):
         distribution: Distribution = "uniform",
         **options: Unpack[Options],
     ) -> None:
-        pattern = parse_pattern(options.get("pattern", "unstructured"))
+        pattern = parse_pattern(options.get("pattern"))
         by_magnitude = sparsity is not None or isinstance(pattern, NM)
         if masks is not None and by_magnitude:
             raise ValueError("masks and sparsity (or an N:M pattern) both say what to prune: give one of them.")
@@ -67,7 +67,7 @@ class Static(Sparsifier):
         elif self._given is not None:
             pruned = self._from_masks(self._given)
         else:
-            pruned = {layer.name: local(layer.param) == 0 for layer in self.layers}
+            pruned = {layer.name: local_shard(layer.param) == 0 for layer in self.layers}
         self._given = None
         self._set_pruned(pruned, "prune")
 
@@ -77,7 +77,7 @@ class Static(Sparsifier):
             raise ValueError(f"masks must name the masked layers, {names}, got {list(masks)}.")
         pruned = {}
         for layer in self.layers:
-            mask, weight, shard = masks[layer.name], local(layer.param), self._chooser.shards[layer.name]
+            mask, weight, shard = masks[layer.name], local_shard(layer.param), self._chooser.shards[layer.name]
             if mask.dtype != torch.bool:
                 raise TypeError(f"the mask of {layer.name} must be boolean, True where kept, got {mask.dtype}.")
             if mask.shape == layer.param.shape:
@@ -95,7 +95,7 @@ def keep_zeros(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **o
     ``close()`` of what is returned ends it, or the end of a ``with`` statement around the training.
 
     Args:
-        options: As for :class:`Static`; all layers, unless given.
+        options: Options of :class:`Static`; ``layers`` is ``"all"`` by default.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)

@@ -206,11 +206,12 @@ def test_a_foreign_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"meta\.json is missing: a \.bin file alone does not say"):
         open_tokens(tmp_path / "train.bin")
     (tmp_path / "meta.json").write_text("{")
-    with pytest.raises(ValueError, match=r"meta\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"meta\.json is not valid JSON"):
         open_tokens(tmp_path / "train.bin")
-    for foreign in ("[]", '{"vocab_size": 50257}'):
-        (tmp_path / "meta.json").write_text(foreign)
-        with pytest.raises(ValueError, match="does not describe token files of ours"):
+    foreign = {"[]": "not an object", '{"vocab_size": 50257}': "does not describe token files of ours"}
+    for content, message in foreign.items():
+        (tmp_path / "meta.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
             open_tokens(tmp_path / "train.bin")
 
 

@@ -404,7 +404,7 @@ def test_a_half_written_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "lacks experiment, config, rows"),
+        ([], "not an object"),
         ({"rows": 3}, "lacks rows"),
         ({"rows": [1]}, "rows must be objects"),
         ({"notes": [{}]}, "notes texts"),

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from horst import HORST, sparsity
 from horst.lab.training import LoopConfig, OneCycle, Task, TrainResult, perplexity, train
-from horst.lab.training.distributed import parallelize, rank, sum_over_ranks, world_size
+from horst.lab.training.distributed import parallelize, rank, world_size
+from horst.parameters.sharding import sum_over_ranks
 
 WIDTH = 8
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import hashlib
 import json
 import lzma
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from horst.extras import load_extra
+from horst.files import sha256
 
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 _ROWS = 1000  # of a parquet file or dataset at a time
@@ -96,7 +96,7 @@ class Source:
     def describe(self) -> dict[str, Any]:
         """What tells this source from another: a file's name, size and sha256, or a dataset's rows and fingerprint."""
         if self.path is not None:
-            return {"file": self.path.name, "bytes": self.path.stat().st_size, "sha256": _sha256(self.path)}
+            return {"file": self.path.name, "bytes": self.path.stat().st_size, "sha256": sha256(self.path)}
         return {
             "dataset": self._name if self._folder is None else self._folder.name,
             "split": str(self.dataset.split),
@@ -148,14 +148,6 @@ def _is_of(path: Path, suffix: str) -> bool:
 def _open_text(path: Path) -> Any:
     # newline="\n" keeps every character as it is
     return _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="\n")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _from_jsonl(path: Path, fields: Fields) -> Iterator[Document]:

@@ -7,7 +7,6 @@ after the other, each closed by the end-of-text token. It is read through a memo
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horst.extras import load_extra
-from horst.files import whole_directory
+from horst.files import read_json, whole_directory, write_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -127,10 +126,8 @@ class TokenWriter:
         self.counts[split]["documents"] += documents
 
     def close(self) -> None:
-        """Put everything on the disk."""
+        """Write out what is left."""
         for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
             file.close()
 
 
@@ -150,7 +147,7 @@ def new_token_folder(out: str | os.PathLike[str], meta: dict[str, Any]) -> Itera
         finally:
             writer.close()
         content = {"format": FORMAT, "version": VERSION, "dtype": dtype, "splits": writer.counts, **meta}
-        (temporary / "meta.json").write_text(json.dumps(content, indent=1) + "\n")
+        write_json(temporary / "meta.json", content)
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -158,11 +155,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{path} is missing: a .bin file alone does not say which tokens it holds. {_HOW_TO_MAKE}"
         )
-    try:
-        meta = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}.") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    meta = read_json(path)
+    if meta.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe token files of ours (its format is not {FORMAT!r}).")
     if meta.get("version") != VERSION:
         raise ValueError(f"{path} has version {meta.get('version')}, this code reads {VERSION}. Tokenize anew.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import itertools
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horst.extras import load_extra
+from horst.files import sha256
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -173,7 +173,7 @@ def _vocabulary_files(folder: str | os.PathLike[str] | None) -> dict[str, Path] 
     for name, path in files.items():
         if not path.is_file():
             raise FileNotFoundError(f"{by}={str(asked)!r} must hold {' and '.join(_SHA256)}, but there is no {path}.")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256[name]:
+        if sha256(path) != _SHA256[name]:
             raise ValueError(f"{path} is not GPT-2's {name}: its sha256 differs. Fetch it anew.")
     return files
 

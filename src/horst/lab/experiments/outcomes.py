@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import os
 import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+from horst.files import read_json, write_json
 from horst.lab.experiments.result import environment, plain
 from horst.lab.training import NonFiniteLoss
 from horst.lab.training.distributed import on_every_rank, rank
@@ -61,10 +60,7 @@ def _of_rank_0(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _write(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(saved))
-    os.replace(temporary, path)
+    write_json(path, saved)
     return saved
 
 
@@ -73,11 +69,11 @@ def _read(path: pathlib.Path, key: dict[str, Any]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        saved = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        saved = read_json(path)
+    except ValueError as error:
         logger.warning("%s is no whole outcome (%s): its run is taken for not done.", path, error)
         return {}
-    if not isinstance(saved, dict) or not isinstance(saved.get("outcome"), dict):
+    if not isinstance(saved.get("outcome"), dict):
         logger.warning("%s holds no outcome of ours: its run is taken for not done.", path)
         return {}
     if {name: saved.get(name) for name in key} != key:

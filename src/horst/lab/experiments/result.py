@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import math
 import os
 import pathlib
@@ -19,6 +18,7 @@ import torch
 
 from horst import __version__
 from horst.extras import load_extra
+from horst.files import read_json, write_json
 
 SCHEMA_VERSION = 1
 ConfigT = TypeVar("ConfigT")
@@ -54,21 +54,13 @@ class Result:
     environments: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Write JSON, whole or not at all: under another name first, then renamed."""
-        path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(json.dumps(plain(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return path
+        """Write JSON, whole or not at all."""
+        return write_json(path, plain(dataclasses.asdict(self)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
         """Read what :meth:`save` wrote."""
-        content = json.loads(pathlib.Path(path).read_text())
+        content = read_json(path)
         version = content.get("schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(

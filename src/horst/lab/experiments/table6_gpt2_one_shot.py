@@ -157,6 +157,7 @@ def train_and_prune(
             distribution=DISTRIBUTIONS[suffix],
             layers=config.prune_layers,
             samples=config.calibration_samples,
+            sequential=False,  # one calibration for all levels, as in the recorded results
         )
         # the dense model comes first, once
         levels += [{**found[0], **average}] if not levels else []

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from horst.export.safetensors_header import parse_object
+from horst.files import read_json
 from horst.lab.training import checkpoint
 
 # Of a model that spred trained: a weight's two factors.
@@ -47,4 +47,4 @@ def trained_weights(step: pathlib.Path) -> dict[str, Tensor]:
 
 
 def _index(step: pathlib.Path) -> dict[str, Any]:
-    return parse_object((step / "checkpoint.json").read_bytes(), f"{step}")
+    return read_json(step / "checkpoint.json")

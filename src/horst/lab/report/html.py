@@ -9,12 +9,11 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, get_args
 
-from horst.files import PathLike, whole_file
+from horst.files import PathLike, read_json, whole_file, write_text
 from horst.lab.experiments.result import Result
 from horst.lab.report import html_page, markdown_page
 from horst.lab.report.document import Section
@@ -65,11 +64,8 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
     for ending in endings:
         _write_figures(found, folder, ending)
     if "markdown" in formats:
-        with whole_file(out.with_suffix(".md")) as file:
-            file.write_text(markdown_page.page(found, folder.name, endings[0] if endings else None), encoding="utf-8")
-    with whole_file(out) as file:
-        file.write_text(page, encoding="utf-8")
-    return out
+        write_text(out.with_suffix(".md"), markdown_page.page(found, folder.name, endings[0] if endings else None))
+    return write_text(out, page)
 
 
 def write_figures(results: Sequence[PathLike], folder: PathLike) -> list[pathlib.Path]:
@@ -109,12 +105,11 @@ def read_result(path: PathLike) -> Result:
     if not path.is_file():
         raise FileNotFoundError(f"there is no result file {path}.")
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        fields = read_json(path)
+    except ValueError as error:
         raise ValueError(
-            f"{path} is no whole result file: {error}. It may be half-written; run its experiment again."
+            f"{path} is no whole result file: {error} It may be half-written; run its experiment again."
         ) from error
-    fields = content if isinstance(content, dict) else {}
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
     if wrong:
         raise ValueError(

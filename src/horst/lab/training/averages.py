@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from horst.parameters.sharding import local
+from horst.parameters.sharding import local_shard
 
 __all__ = ["ExponentialAverage"]
 
@@ -44,8 +44,8 @@ class ExponentialAverage:
             raise ValueError(f"ema_decay must lie in [0, 1), got {decay}. DeiT uses 0.99996; None is no average.")
         self.decay = decay
         self.averages = {name: w.detach().clone() for name, w in weights.items() if w.is_floating_point()}
-        self._weights = [local(weights[name]) for name in self.averages]
-        self._averages = [local(average) for average in self.averages.values()]
+        self._weights = [local_shard(weights[name]) for name in self.averages]
+        self._averages = [local_shard(average) for average in self.averages.values()]
 
     @torch.no_grad()
     def update(self) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horst.files import crc32, flush, read_json
 from horst.lab.training.distributed import on_every_rank, rank, world_size
 from horst.lab.training.random_state import random_state, set_random_state
 from horst.lab.training.tensor_files import METADATA, read_tensors, write_tensors
@@ -168,7 +169,7 @@ def restore_random_state(path: str | os.PathLike[str]) -> None:
     """
     file = pathlib.Path(path) / f"rank-{rank():05d}.json"
     if file.exists():
-        set_random_state(json.loads(file.read_text()))
+        set_random_state(read_json(file))
     else:
         torch.manual_seed(_step_of(file.parent) * 1_000_003 + rank())
 
@@ -265,18 +266,18 @@ def _finish_files(folder: pathlib.Path) -> dict[str, list[int]]:
     if rank() == 0:
         mine.append(folder / METADATA)
     for file in mine:
-        _flush(file)
-    return {file.name: [file.stat().st_size, _checksum(file)] for file in mine}
+        flush(file)
+    return {file.name: [file.stat().st_size, crc32(file)] for file in mine}
 
 
 def _publish(temporary: pathlib.Path, final: pathlib.Path, index: dict[str, Any]) -> None:
     (temporary / _INDEX).write_text(json.dumps({**index, "checksum": _checksum_of_index(index)}))
-    _flush(temporary / _INDEX)
-    _flush(temporary)
+    flush(temporary / _INDEX)
+    flush(temporary)
     if final.is_dir():  # without its index
         shutil.rmtree(final)
     os.rename(temporary, final)
-    _flush(final.parent)
+    flush(final.parent)
 
 
 def _delete_all_before(oldest: pathlib.Path) -> None:
@@ -293,25 +294,6 @@ def _checksum_of_index(index: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(body).encode())
 
 
-def _flush(path: pathlib.Path) -> None:
-    """Wait until a file, or a folder's list of files, is on disk."""
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _checksum(file: pathlib.Path) -> int:
-    value = 0
-    with open(file, "rb") as stream:
-        while piece := stream.read(1 << 22):
-            value = zlib.crc32(piece, value)
-    return value
-
-
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
@@ -325,7 +307,7 @@ def _read_index(path: pathlib.Path) -> dict[str, Any]:
     if not (path / _INDEX).exists():
         raise CheckpointError(f"{path} is no complete checkpoint: it has no {_INDEX}.")
     try:
-        index: dict[str, Any] = json.loads((path / _INDEX).read_text())
+        index = read_json(path / _INDEX)
         version = index["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(path, f"{_INDEX} cannot be read ({error})") from error
@@ -349,7 +331,7 @@ def _check_files(path: pathlib.Path, files: Mapping[str, list[int]]) -> None:
             raise _corrupt(path, f"{name} is missing")
         if file.stat().st_size != size:
             raise _corrupt(path, f"{name} has {file.stat().st_size} bytes instead of {size}")
-        if _checksum(file) != checksum:
+        if crc32(file) != checksum:
             raise _corrupt(path, f"the checksum of {name} is wrong")
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from horst.parameters.kinds import block_prefixes
 
@@ -38,7 +38,6 @@ __all__ = [
     "processes",
     "rank",
     "reshard",
-    "sum_over_ranks",
     "world_size",
 ]
 
@@ -181,18 +180,6 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if _is_fsdp(module):
             module.reshard()
-
-
-def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """``tensor`` summed over all ranks, in place.
-
-    Example:
-        >>> sum_over_ranks(torch.ones(2))
-        tensor([1., 1.])
-    """
-    if world_size() > 1:
-        dist.all_reduce(tensor)
-    return tensor
 
 
 def on_every_rank(action: Callable[[], T]) -> list[T]:

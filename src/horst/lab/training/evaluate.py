@@ -6,16 +6,16 @@ as many batches on every rank. Nothing waits for the device before the last batc
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horst.lab.training.distributed import sum_over_ranks
+from horst.parameters.modes import evaluating
+from horst.parameters.sharding import sum_over_ranks
 
 __all__ = ["Precision", "accuracy", "autocast", "check_precision", "perplexity"]
 
@@ -140,7 +140,7 @@ def _sums(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     sums: Tensor | None = None
-    with _evaluating(model), torch.no_grad(), autocast(device, precision):
+    with evaluating(model), torch.no_grad(), autocast(device, precision):
         for done, (inputs, targets, *_) in enumerate(batches, 1):
             parts = measure(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
             part = torch.stack([number.to(wide) for number in parts])
@@ -159,15 +159,3 @@ def _logits(output: Any) -> Tensor:
     if isinstance(logits := getattr(output, "logits", None), Tensor):
         return logits
     raise TypeError(f"the model must give logits, or an output with .logits, got {type(output).__name__}.")
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode; each module as it was on leaving."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

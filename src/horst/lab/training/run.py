@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from horst.files import locked
 from horst.lab.training import checkpoint
 from horst.lab.training.averages import ExponentialAverage
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.directory_lock import locked
-from horst.lab.training.distributed import on_every_rank, rank, reshard, sum_over_ranks, world_size
+from horst.lab.training.distributed import on_every_rank, rank, reshard, world_size
 from horst.lab.training.interruption import AgreedStop, StopRequest
 from horst.lab.training.lr_schedules import set_learning_rate
 from horst.lab.training.metrics import MetricsLog
@@ -25,8 +25,10 @@ from horst.lab.training.objective import Objective
 from horst.lab.training.progress import ProgressBar, Stopwatch
 from horst.lab.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
 from horst.lab.training.task import Task
-from horst.parameters.sharding import local
-from horst.sparsity import IMP, Event, Sparsifier
+from horst.parameters.modes import evaluating
+from horst.parameters.sharding import local_shard, sum_over_ranks
+from horst.sparsity import IMP, Sparsifier
+from horst.sparsity.controller import Event
 
 __all__ = ["NonFiniteLoss", "Run", "TrainResult"]
 
@@ -258,13 +260,11 @@ class Run:
             self.bar.say(f"step {self.step}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items()))
 
     def _evaluate(self, prefix: str) -> dict[str, float]:
-        self.model.eval()
         try:
-            with torch.no_grad():
+            with evaluating(self.model), torch.no_grad():
                 found = self.task.evaluate(self.model)
             return {prefix + name: float(value) for name, value in found.items()}
         finally:
-            self.model.train()
             reshard(self.model)
 
     @property
@@ -306,7 +306,7 @@ class Run:
 
     def _refuse_broken(self) -> None:
         """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""
-        weights = [local(p) for p in self.params if p.is_floating_point() and local(p).numel()]
+        weights = [local_shard(p) for p in self.params if p.is_floating_point() and local_shard(p).numel()]
         # The largest entry is in range whatever the dtype; a sum of float16 weights may not be.
         norms = torch.stack([self.loss_sum, *(n.to(self.loss_sum) for n in torch._foreach_norm(weights, math.inf))])
         if not math.isfinite(float(sum_over_ranks(norms.sum()))):

@@ -29,7 +29,7 @@ def write_tensors(folder: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
     """Write this rank's part of ``tensors`` into ``folder``; of those that all ranks have whole, a share.
 
     Raises:
-        OSError: As of a full disk, on any rank.
+        OSError: The disk of any rank is full, or cannot be written.
     """
     # Imported here: it takes a second, and is not needed before there is something to save.
     from torch.distributed.checkpoint.api import CheckpointException

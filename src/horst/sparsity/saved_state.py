@@ -1,0 +1,66 @@
+"""A sparsifier's state for checkpoints, and back, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from horst.sparsity.masks import load_bits, save_bits
+
+if TYPE_CHECKING:
+    from horst.sparsity.controller import Sparsifier
+
+
+def state_of(sparsifier: Sparsifier) -> dict[str, Any]:
+    """See :meth:`horst.sparsity.Sparsifier.state_dict`."""
+    pruned = sparsifier._pruned
+    best = sparsifier.best.state_dict()
+    return {
+        "method": type(sparsifier).__name__,
+        "steps": sparsifier.steps,
+        "seed": sparsifier.seed,
+        "draws": sparsifier._draws,
+        "layers": {layer.name: list(layer.param.shape) for layer in sparsifier.layers},
+        "pruned": {l.name: save_bits(l.param, pruned[l.name]) for l in sparsifier.layers if l.name in pruned},
+        "best": {kind: {**b, "weights": sparsifier._as_saved(b["weights"])} for kind, b in best.items()},
+        "extra": sparsifier._extra_state(),
+        "observers": [observer.state_dict() for observer in _observers_with_state(sparsifier)],
+    }
+
+
+def restore(sparsifier: Sparsifier, state: Mapping[str, Any]) -> None:
+    """See :meth:`horst.sparsity.Sparsifier.load_state_dict`."""
+    if state["method"] != type(sparsifier).__name__:
+        raise ValueError(f"this state was saved by {state['method']}, not by {type(sparsifier).__name__}.")
+    weights: dict[str, Tensor] = {layer.name: layer.param for layer in sparsifier.layers}
+    shapes = {name: tuple(shape) for name, shape in state["layers"].items()}
+    if differing := sorted(shapes.keys() ^ weights.keys()):
+        raise ValueError(
+            f"the state masks {len(shapes)} layers, this sparsifier {len(weights)}; {differing[0]!r} is masked in "
+            "one of them only. Give the layers, include and exclude that the run began with."
+        )
+    for name, shape in shapes.items():
+        if shape != weights[name].shape:
+            raise ValueError(
+                f"the saved mask of {name} has shape {shape}, its weight here {tuple(weights[name].shape)}. "
+                "Resume the same model."
+            )
+    pruned = {name: load_bits(weights[name], mask) for name, mask in state["pruned"].items()}
+    best = {
+        kind: {**b, "weights": {name: value.cpu() for name, value in sparsifier._from_saved(b["weights"]).items()}}
+        for kind, b in state["best"].items()
+    }
+    sparsifier.steps, sparsifier.seed, sparsifier._draws = (int(state[key]) for key in ("steps", "seed", "draws"))
+    sparsifier.best.load_state_dict(best)
+    sparsifier._pruned = pruned
+    sparsifier._masks_changed()
+    sparsifier._load_extra_state(state["extra"])
+    # A run begun without observers may go on with some, and the other way round.
+    for observer, saved in zip(_observers_with_state(sparsifier), state.get("observers", []), strict=False):
+        observer.load_state_dict(saved)
+
+
+def _observers_with_state(sparsifier: Sparsifier) -> list[Any]:
+    return [observer for observer in sparsifier.observers if hasattr(observer, "state_dict")]
