@@ -65,7 +65,7 @@ def token_data(folder: pathlib.Path) -> dict[str, Any]:
 
     The beginning of each file is in the digest too, for sources without one.
     """
-    return _token_data(folder.absolute(), stamp(folder))
+    return _token_data(folder, stamp(folder))
 
 
 def stamp(path: pathlib.Path) -> tuple[tuple[str, int, int], ...]:

@@ -135,7 +135,7 @@ def _check_fit(config: VisionConfig, data: Mapping[str, int]) -> None:
 
 def _read_arrays(config: VisionConfig) -> tuple[ImageData, dict[str, Any]]:
     """The images and what is told of them, read and hashed once while their files stay as they are."""
-    path = pathlib.Path() if config.dataset == "digits" else config.data.absolute()
+    path = pathlib.Path() if config.dataset == "digits" else config.data
     return _read(config.dataset, path, () if config.dataset == "digits" else identity.stamp(path))
 
 
