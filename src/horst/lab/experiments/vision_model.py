@@ -134,7 +134,7 @@ def _check_fit(config: VisionConfig, data: Mapping[str, int]) -> None:
 
 
 def _read_arrays(config: VisionConfig) -> tuple[ImageData, dict[str, Any]]:
-    """The images and what is told of them, read and hashed once while their files stay as they are."""
+    """The images and their identity, read and hashed once while their files stay as they are."""
     path = pathlib.Path() if config.dataset == "digits" else config.data
     return _read(config.dataset, path, () if config.dataset == "digits" else identity.stamp(path))
 
@@ -241,8 +241,8 @@ def phase_records(records: Sequence[Mapping[str, Any]], steps_per_epoch: int) ->
     """A recorder's records over all layers: one for each change, with what the new phase begins with.
 
     Args:
-        records: Of :class:`horst.sparsity.Recorder`.
-        steps_per_epoch: Turns steps into epochs.
+        records: Records of a :class:`horst.sparsity.Recorder`.
+        steps_per_epoch: Steps per epoch, to turn steps into epochs.
 
     Example:
         >>> records = [{"step": 40, "kind": "prune", "sparsity": 0.9, "overlap": 0.5, "sign_flips": 0.1, "layers": {}}]

@@ -98,7 +98,7 @@ class GPT2(nn.Module):
     :math:`0.02 / \sqrt{2L}` for the ``c_proj`` that end a residual branch, L being ``layers``. Biases start at zero.
 
     Args:
-        config: None is the paper's model.
+        config: Shape of the model; None is the paper's.
 
     Example:
         >>> model = GPT2(GPT2Config(layers=2, heads=2, width=8, context=16, vocabulary=32))
@@ -134,7 +134,7 @@ class GPT2(nn.Module):
 
         Args:
             tokens: ``(batch, sequence)``.
-            targets: Of the same shape: the token that follows each.
+            targets: Tokens that follow each, of the same shape.
         """
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must be shaped as tokens, {tuple(tokens.shape)}, got {tuple(targets.shape)}.")

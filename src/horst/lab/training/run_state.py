@@ -44,7 +44,7 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
     """The optimizer's state by the names of its parameters. Its options are not in it: a run begins with them.
 
     Args:
-        names: Of the model's parameters, by ``id``.
+        names: Names of the model's parameters, by ``id``.
     """
     return {name: dict(optimizer.state[p]) for name, p in _params(optimizer, names).items() if p in optimizer.state}
 
