@@ -99,7 +99,7 @@ def split(recipe: str, config: Any) -> dict[str, Any]:
     if RECIPES[recipe].sparsities_in_one_run:
         axes.remove("sparsities")
     if not axes or not hasattr(config, "directory"):
-        raise ValueError(f"{recipe} is one run, not one per seed, optimizer or sparsity. Use horst run {recipe}.")
+        raise ValueError(f"{recipe} is one run, not one per seed, optimizer or sparsity: use horst run {recipe}.")
     cells = {}
     for values in itertools.product(*(getattr(config, axis) for axis in axes)):
         name = "-".join([recipe, *(f"{_SINGULAR[axis]}{value}" for axis, value in zip(axes, values, strict=True))])

@@ -180,7 +180,6 @@ def train_sparse_vision_model(
     source = open_source(config, seed, world)
     torch.manual_seed(seed)
     model = parallelize(build_deit(config.model), config.parallel, world.device)
-    steps = config.epochs * source.steps_per_epoch
     contender = config.optimization.make(model, optimizer)
     task = Task(
         model=model,
@@ -189,15 +188,17 @@ def train_sparse_vision_model(
         evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.loop.precision),
         identity={**about, "run": identity.deciding(about["run"])},
     )
-    in_steps = {
-        name: epochs and epochs * source.steps_per_epoch
-        for name, epochs in (("eval_every", config.loop.eval_every), ("checkpoint_every", config.loop.checkpoint_every))
-    }
+    loop, per_epoch = config.loop, source.steps_per_epoch
+    steps = config.epochs * per_epoch
     start = functools.partial(
         train,
         task,
         contender,
-        dataclasses.replace(config.loop, **in_steps),
+        dataclasses.replace(
+            loop,
+            eval_every=loop.eval_every and loop.eval_every * per_epoch,
+            checkpoint_every=loop.checkpoint_every and loop.checkpoint_every * per_epoch,
+        ),
         steps=steps,
         schedule=Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps)),
         directory=directory,
