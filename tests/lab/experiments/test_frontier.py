@@ -86,7 +86,7 @@ def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens
         *(("decay", "adamw", 0.0, 2e-3, decay) for decay in (0.0, 0.1)),
         ("decay", "adamw", 0.0, 4e-3, 0.0),
     ]
-    assert [(row["width"], row["steps"]) for row in dense[5:12:3]] == [(8, 6), (16, 4), (8, 4)]
+    assert [(row["width"], row["steps"]) for row in (dense[4], dense[5], dense[8])] == [(8, 6), (16, 4), (8, 4)]
     for row in result.rows:
         assert row["perplexity"] > 1
         assert row["largest"] > row["std"] > 0
@@ -133,7 +133,7 @@ def test_two_workers_find_what_one_finds(tokens, tmp_path):
         RECIPES["frontier_language"].run(language(tokens, tmp_path / str(n), workers=n, **small)).rows for n in (1, 2)
     ]
     assert without_clocks(rows[0]) == without_clocks(rows[1])
-    assert len(rows[0]) == 2 * 5
+    assert len(rows[0]) == 2 * 4
 
 
 STUDY = """

@@ -50,9 +50,11 @@ class VisionConfig:
         epochs: Epochs of training.
         batch_size: Images per step, over all processes.
         schedule: Learning-rate schedule: the paper's triangle, or a linear warm-up over a tenth and a cosine (DeiT's).
-        mixup, cutmix, smoothing: Strengths; the paper names the methods without numbers, these are DeiT's own.
-        padding, flip: Augmentation of the data sets that stay on the device: width of the frame that crops are taken
-            from, and mirroring.
+        mixup: Strength of mixup. The paper names the methods without numbers; these are DeiT's own.
+        cutmix: Strength of cutmix.
+        smoothing: Share of label smoothing.
+        padding: Width of the frame that random crops are taken from, for data sets that stay on the device.
+        flip: Whether to mirror images at random, for data sets that stay on the device.
         layers: Layers that AC/DC masks. The paper does not state them; its base code masks every linear layer.
         restore: Values with which pruned weights leave a sparse phase: zeros (AC/DC's reference), or those they had
             before (code that masks in the forward pass only, as the paper's base code does).

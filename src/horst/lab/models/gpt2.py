@@ -37,8 +37,9 @@ class GPT2Config:
     """The defaults are the paper's model: 123,980,544 parameters.
 
     Args:
-        layers, heads, width: Number of blocks, heads per block, width of the residual stream; the MLP is four times
-            as wide.
+        layers: Number of blocks.
+        heads: Attention heads per block.
+        width: Width of the residual stream; the MLP is four times as wide.
         context: Longest sequence.
         vocabulary: Number of tokens, at least as many as the tokenizer's. 50304 is GPT-2's 50257 rounded up to a
             multiple of 128.
