@@ -161,7 +161,8 @@ class Optimization:
             if name == "ham":
                 return HAM(groups, **adam)
             if name == "hyperbolic":
-                assert not isinstance(alpha, str), "auto is HORST's own rule"
+                if isinstance(alpha, str):
+                    raise ValueError(f"the hyperbolic contender needs alpha as a number, got {alpha!r}.")
                 mirrored, rest = (
                     [group for group in groups if bool(group["alpha"]) is wanted] for wanted in (True, False)
                 )

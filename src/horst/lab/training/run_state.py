@@ -14,8 +14,8 @@ from horst.sparsity import Sparsifier
 
 __all__ = ["load_optimizer_state", "load_tensors", "named_tensors", "optimizer_state", "settings"]
 
-# Options of an optimizer that change how it computes, not what.
-_HOW = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
+# Entries of a group that change how an optimizer computes, not what.
+_SPEED_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ def settings(model: nn.Module, optimizer: Optimizer, sparsifier: Sparsifier | No
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: value for key, value in group.items() if key not in _HOW}
+    options = {key: value for key, value in group.items() if key not in _SPEED_OPTIONS}
     options["lr"] = float(group.get("initial_lr", group["lr"]))
     options = {key: value if isinstance(value, (bool, int, float)) else repr(value) for key, value in options.items()}
     return {**options, "parameters": len(group["params"])}
