@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from horst.kernels.soft_threshold import soft_threshold_
 from horst.optimizers.step_parts import at_most
-from horst.parameters.sharding import local as local_shard
+from horst.parameters.sharding import local_shard
 
 __all__ = ["refuse_own_l1", "soft_threshold"]
 

@@ -25,7 +25,7 @@ from horst.optimizers.step_cache import StepCache
 from horst.optimizers.step_parts import Parts, at_most, local_shards, split
 from horst.optimizers.user_warnings import warn_user
 from horst.parameters.kinds import refuse_flat_shards
-from horst.parameters.sharding import local as local_shard
+from horst.parameters.sharding import local_shard
 
 __all__ = ["MirroredAdam"]
 

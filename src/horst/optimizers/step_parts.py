@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from horst.kernels.horst_step import StepTensors
-from horst.parameters.sharding import local as local_shard
+from horst.parameters.sharding import local_shard
 
 __all__ = ["Parts", "at_most", "local_shards", "split"]
 

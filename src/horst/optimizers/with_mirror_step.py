@@ -19,7 +19,7 @@ from horst.optimizers.hyperparameters import check_alpha, check_bound, check_num
 from horst.optimizers.known_optimizers import decays_apart, refuse_auto
 from horst.optimizers.mirrored_adam import MirroredAdam
 from horst.optimizers.step_parts import at_most
-from horst.parameters.sharding import local as local_shard
+from horst.parameters.sharding import local_shard
 
 __all__ = ["WithMirrorStep", "with_mirror_step"]
 

@@ -8,7 +8,7 @@ import pytest
 from horst.lab.experiments import frontier_compositions, frontier_language, frontier_vision
 from horst.lab.experiments.frontier import about_optimizer
 from horst.lab.experiments.recipes import RECIPES
-from horst.lab.experiments.result import Result, environment, plain
+from horst.lab.experiments.result import Result, environment, to_json
 
 OWN = {
     "hyperbolic": 0.1,
@@ -91,8 +91,8 @@ def vision(config):
 def made_up(name, config, rows):
     return Result(
         experiment=name,
-        config=plain(dataclasses.asdict(config)),
-        rows=plain(rows),
+        config=to_json(dataclasses.asdict(config)),
+        rows=to_json(rows),
         curves={},
         notes=["Nothing was trained."],
         environment=environment(),

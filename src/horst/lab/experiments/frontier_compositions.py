@@ -18,7 +18,7 @@ from horst.lab.baselines.contenders import Name
 from horst.lab.experiments.frontier import Device, alphas
 from horst.lab.experiments.frontier_language import Point, changed, run_study
 from horst.lab.experiments.language_model import LanguageConfig
-from horst.lab.experiments.result import Result, command_line
+from horst.lab.experiments.result import Result
 from horst.lab.experiments.table6_gpt2_one_shot import PruningMethod
 
 NAME = "frontier_compositions"
@@ -34,8 +34,8 @@ class Config:
         alpha_lrs: Products of alpha and the learning rate for HORST, the hyperbolic map and HORST over Muon.
         mirror_alpha_lr: The product at which HORST's mirror step is given to other tensors.
         muon_lr_ratios: Muon's learning rates over ``lrs``.
-        l1s: Of AdamW with an L1 penalty.
-        proximals: Of proximal AdamW, and of proximal HORST with its own rule.
+        penalties: Strengths of AdamW's L1 penalty.
+        l1s: Values of ``l1`` of AdamW, and of HORST with its own rule.
         spred_decays: Of spred.
         methods: How the models of AdamW and of HORST (at 5, ``mirror_alpha_lr`` and auto) are pruned; all others are by
             magnitude.
@@ -47,13 +47,13 @@ class Config:
         setting: What is trained on what, in words.
     """
 
-    run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
+    run: LanguageConfig = LanguageConfig()
     lrs: tuple[float, ...] = (2e-3, 8e-3)
     alpha_lrs: tuple[float, ...] = (0.02, 0.05, 0.1)
     mirror_alpha_lr: float = 0.05
     muon_lr_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
-    l1s: tuple[float, ...] = (1e-5, 3e-5, 1e-4)
-    proximals: tuple[float, ...] = (0.02, 0.1, 0.3)
+    penalties: tuple[float, ...] = (1e-5, 3e-5, 1e-4)
+    l1s: tuple[float, ...] = (0.02, 0.1, 0.3)
     spred_decays: tuple[float, ...] = (0.1, 0.5, 2.0)
     methods: tuple[PruningMethod, ...] = (
         "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl",
@@ -97,19 +97,15 @@ def _contenders(config: Config, lr: float) -> Iterator[tuple[str, Name, Language
             yield "contender", "hyperbolic", settings(alpha=alpha), False
     strengths: dict[Name, tuple[str, tuple[float, ...]]] = {
         "muon": ("muon_lr_ratio", config.muon_lr_ratios),
+        "adamw-penalty": ("penalty", config.penalties),
         "adamw-l1": ("l1", config.l1s),
-        "adamw-proximal": ("proximal", config.proximals),
         "spred": ("spred_decay", config.spred_decays),
     }
     for name, (field, values) in strengths.items():
         for value in values:
             yield "contender", name, settings(**{field: value}), False
-    for value in config.proximals:
-        yield "contender", "horst-proximal", settings(alpha="auto", proximal=value), False
+    for value in config.l1s:
+        yield "contender", "horst-l1", settings(alpha="auto", l1=value), False
     # The head is tied to the embedding, so "blocks" is all matrices without embeddings; the last has these alone.
     for other in ({"mirror": "blocks"}, {"mirror": "all"}, {"no_mirror": ("matrix",)}):
         yield "mirror", "horst", settings(alpha=chosen, **other), False
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: other compositions and other ways to prune.")

@@ -18,8 +18,8 @@ from horst.lab.experiments import identity
 from horst.lab.experiments import table6_gpt2_one_shot as one_shot
 from horst.lab.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
 from horst.lab.experiments.language_model import LanguageConfig, run_identity
-from horst.lab.experiments.outcomes import once
-from horst.lab.experiments.result import Origin, Result, command_line, timed
+from horst.lab.experiments.outcomes import load_or_run
+from horst.lab.experiments.result import Origin, Result, run_and_record
 from horst.lab.training import NonFiniteLoss, World, processes
 
 NAME = "frontier_language"
@@ -44,8 +44,8 @@ class Config:
         long_alpha_lrs: Their products.
         long_weight_decays: AdamW's there, at ``long_lrs`` and ``long_tuning_lrs``.
         long_tuning_lrs: More learning rates for AdamW there.
-        proximals: Thresholds of proximal AdamW and of proximal HORST with its own rule, in the longer runs.
-        proximal_lrs: Their peak learning rates.
+        l1s: Values of ``l1`` of AdamW and of HORST with its own rule, in the longer runs.
+        l1_lrs: Their peak learning rates.
         sparsities: Of the pruned tensors; the dense model is always there.
         seeds: Of weights and data order.
         rule_seeds: Those of HORST at 5 and with its own rule, which are compared cell by cell.
@@ -55,7 +55,7 @@ class Config:
         setting: What is trained on what, in words.
     """
 
-    run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
+    run: LanguageConfig = LanguageConfig()
     lrs: tuple[float, ...] = (5e-4, 2e-3, 8e-3, 1.6e-2)
     alpha_lrs: tuple[float, ...] = (0.005, 0.02, 0.05, 0.1, 0.2)
     weight_decays: tuple[float, ...] = (0.0, 0.01, 0.1, 0.3, 1.0)
@@ -69,8 +69,8 @@ class Config:
     long_alpha_lrs: tuple[float, ...] = (0.02, 0.1)
     long_weight_decays: tuple[float, ...] = (0.1, 0.3, 1.0)
     long_tuning_lrs: tuple[float, ...] = (4e-3, 1.6e-2)
-    proximals: tuple[float, ...] = (0.02, 0.05, 0.1)
-    proximal_lrs: tuple[float, ...] = (2e-3, 8e-3)
+    l1s: tuple[float, ...] = (0.02, 0.05, 0.1)
+    l1_lrs: tuple[float, ...] = (2e-3, 8e-3)
     sparsities: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8)
     seeds: tuple[int, ...] = (0, 1)
     rule_seeds: tuple[int, ...] = (0, 1, 2, 3)
@@ -126,7 +126,7 @@ def run_study(name: str, config: Any, points: Sequence[Point]) -> Result:
         origins.extend(each["origin"] for each in found)
         return [row for each in found for row in each["rows"]], {}, notes(config.run)
 
-    return timed(name, config, body, device_name(config.device), origins)
+    return run_and_record(name, config, body, device_name(config.device), origins)
 
 
 def notes(run: LanguageConfig) -> list[str]:
@@ -150,7 +150,7 @@ def points(config: Config) -> list[Point]:
         found += _contenders(config, "length", longer, config.widths[0], config.long_lrs, config.long_alpha_lrs)
         lrs = {*config.long_lrs, *config.long_tuning_lrs}
         found += _tuned_adamw(config, longer, config.widths[0], lrs, config.long_weight_decays)
-        found += _proximal(config, longer, config.widths[0])
+        found += _l1(config, longer, config.widths[0])
     for width in config.widths[1:]:
         found += _contenders(config, "width", config.run, width, config.wide_lrs, config.wide_alpha_lrs)
         lrs = {*config.wide_lrs, *config.tuning_lrs}
@@ -163,9 +163,9 @@ def points(config: Config) -> list[Point]:
 def _contenders(
     config: Config, study: str, run: LanguageConfig, width: int, lrs: Iterable[float], alpha_lrs: Sequence[float]
 ) -> list[Point]:
-    """AdamW, as it is and with auto's bound on its learning rate; HORST at 5, at given products, and with auto."""
+    """AdamW; HORST at 5, at given products, and with auto."""
     found = []
-    names: tuple[Name, ...] = ("adamw", "adamw-held")
+    names: tuple[Name, ...] = ("adamw",)
     for lr in lrs:
         for name in names:
             for seed in config.seeds:
@@ -189,18 +189,18 @@ def _tuned_adamw(
     ]
 
 
-def _proximal(config: Config, run: LanguageConfig, width: int) -> list[Point]:
+def _l1(config: Config, run: LanguageConfig, width: int) -> list[Point]:
     """AdamW and HORST with its own rule, each with a soft threshold after its step."""
-    names: tuple[Name, ...] = ("adamw-proximal", "horst-proximal")
+    names: tuple[Name, ...] = ("adamw-l1", "horst-l1")
     return [
         Point(
-            study="proximal",
+            study="l1",
             optimizer=name,
-            run=changed(run, width=width, lr=lr, proximal=proximal, **({} if name == names[0] else {"alpha": "auto"})),
+            run=changed(run, width=width, lr=lr, l1=l1, **({} if name == names[0] else {"alpha": "auto"})),
             seed=seed,
         )
-        for lr in config.proximal_lrs
-        for proximal in config.proximals
+        for lr in config.l1_lrs
+        for l1 in config.l1s
         for name in names
         for seed in config.seeds
     ]
@@ -247,12 +247,8 @@ def run_point(
         "pruning": [sparsities, point.methods, config.prune_layers, config.calibration_samples],
     }
     with processes(device) as world:
-        outcome = once(where / "outcome.json", settings, lambda: compute(world), str(world.device))
+        outcome = load_or_run(where / "outcome.json", settings, lambda: compute(world), str(world.device))
     run = {"width": point.run.model.width, "steps": point.run.steps, "seed": point.seed}
     about = {"study": point.study, **about_optimizer(point.optimizer, point.run.optimization), **run}
     rows = [{**about, **{key: row[key] for key in row if key not in about}} for row in outcome["rows"]]
     return {"rows": rows, "origin": outcome["origin"]}
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: a small language model against alpha times the learning rate.")

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from horst.lab.baselines.contenders import Name
 from horst.lab.experiments import identity
 from horst.lab.experiments.frontier import Device, about_optimizer, alphas, device_name, folder_name, side_by_side
-from horst.lab.experiments.outcomes import broken_down, once
-from horst.lab.experiments.result import Origin, Result, command_line, timed
+from horst.lab.experiments.outcomes import broken_down, load_or_run
+from horst.lab.experiments.result import Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import Method, VisionConfig, run_identity, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_spread
 from horst.lab.training import NonFiniteLoss, World, processes
@@ -48,7 +48,7 @@ class Config:
         setting: What is trained on what, in words.
     """
 
-    run: VisionConfig = VisionConfig()  # noqa: RUF009 - frozen
+    run: VisionConfig = VisionConfig()
     sparsity: float = 0.9
     lrs: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
     alpha_lrs: tuple[float, ...] = (0.02, 0.05, 0.1)
@@ -97,7 +97,7 @@ class Point:
 def run(config: Config) -> Result:
     """Train and evaluate; one row a run."""
     origins: list[Origin] = []
-    return timed(NAME, config, lambda: _body(config, origins), device_name(config.device), origins)
+    return run_and_record(NAME, config, lambda: _body(config, origins), device_name(config.device), origins)
 
 
 def _body(config: Config, origins: list[Origin]) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
@@ -169,7 +169,7 @@ def run_point(point: Point, directory: pathlib.Path, device: Device = "auto") ->
 
     settings = run_identity(point.run, point.optimizer, point.sparsity, point.seed, point.method)
     with processes(device) as world:
-        outcome = once(where / "outcome.json", settings, lambda: compute(world), str(world.device))
+        outcome = load_or_run(where / "outcome.json", settings, lambda: compute(world), str(world.device))
     origin = outcome.pop("origin")
     return {
         "origin": origin,
@@ -199,7 +199,3 @@ def _train(point: Point, directory: pathlib.Path, world: World) -> dict[str, Any
         **weight_spread(weights, nonzero=True),
         "seconds": trained.seconds,
     }
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: a small vision transformer against alpha times the learning rate.")

@@ -2,7 +2,7 @@
 
 Tables 6 and 1 in miniature. A GPT learns the source of Python's standard library, byte by byte, and is pruned in one
 shot by magnitude; a vision transformer learns scikit-learn's digits with AC/DC. All optimizers get the same seeds,
-data, steps and learning rates. The text is learnt by proximal HORST too, which goes beyond the paper.
+data, steps and learning rates. The text is learnt by HORST with ``l1`` too, which goes beyond the paper.
 """
 
 from __future__ import annotations
@@ -30,22 +30,19 @@ from horst.lab.data.image_data import read_digits
 from horst.lab.data.tokenization import write_token_files
 from horst.lab.experiments import table1_deit_acdc, table6_gpt2_one_shot
 from horst.lab.experiments.language_model import LanguageConfig
-from horst.lab.experiments.result import Origin, Result, command_line, environment, provenance
+from horst.lab.experiments.result import Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import Interrupted, World, processes
+from horst.lab.training import Interrupted, LoopConfig, World, processes
 
 NAME = "quickstart"
-OPTIMIZERS: tuple[Name, ...] = ("adamw", "horst")
-LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-proximal": "proximal HORST"}
+LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST with l1"}
 # More do not help models this small; and not all cores: where another program wants one, threads that wait for each
 # other make small steps ten times slower.
 THREADS = 4
 # One file in so many is held out, and scored as far as this many characters: evaluation takes the same time everywhere.
 HELD_OUT, SCORED = 50, 3000
-
-Compute = Callable[[World], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,18 +50,17 @@ class Config:
     """The quickstart.
 
     Args:
-        seeds: Of weights and data order; every optimizer runs with each.
-        steps: Of each language model.
-        epochs: Of each vision model.
+        seeds: Seeds of weights and data order; every optimizer runs with each.
+        steps: Steps of each language model.
+        epochs: Epochs of each vision model.
         lr: Learning rate of the language models.
         vision_lrs: Learning rates of the vision models. The paper's is 5e-3; AdamW does better with a larger one here.
-        sparsities: Of the language models after training; the dense ones are always there.
-        vision_sparsity: Which AC/DC trains to.
-        alpha: HORST's.
-        l1: Of proximal HORST, which has ``alpha="auto"`` and this soft threshold; it trains language models alone.
-        directory: Gets a folder ``unfinished``, from which a quickstart that was interrupted goes on; a finished one
-            takes it away.
-        setting: What is trained on what, in words.
+        sparsities: Sparsities of the language models after training; the dense ones are always there.
+        vision_sparsity: Sparsity that AC/DC trains to.
+        alpha: HORST's alpha.
+        l1: Soft threshold of the third contender, HORST with ``alpha="auto"`` and ``l1``; it trains language models
+            alone.
+        directory: Folder of an interrupted quickstart, which resumes from there; a finished one deletes it.
     """
 
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -77,7 +73,6 @@ class Config:
     alpha: float = 5.0
     l1: float = 0.1
     directory: pathlib.Path = pathlib.Path("runs/quickstart")
-    setting: str = "a GPT of 2 blocks of width 64 on Python's source, a ViT of 2 blocks of width 24 on digits"
 
     def __post_init__(self) -> None:
         for name in ("seeds", "vision_lrs", "sparsities"):
@@ -103,17 +98,15 @@ class Config:
 
     def language(self, data: pathlib.Path, optimizer: Name) -> LanguageConfig:
         """How the language models are trained."""
-        alpha: Alpha = "auto" if optimizer == "horst-proximal" else self.alpha
+        alpha: Alpha = "auto" if optimizer == "horst-l1" else self.alpha
         return LanguageConfig(
             data=data,
             model=GPT2Config(layers=2, heads=4, width=64, context=64, vocabulary=257),
-            optimization=Optimization(lr=self.lr, betas=(0.9, 0.95), alpha=alpha, proximal=self.l1),
+            optimization=Optimization(lr=self.lr, betas=(0.9, 0.95), alpha=alpha, l1=self.l1),
+            loop=LoopConfig(precision="float32", clip_norm=1.0, log_every=min(25, self.steps), checkpoint_every=None),
             steps=self.steps,
             batch_size=16,
             warmup_steps=self.steps // 10,
-            precision="float32",
-            checkpoint_every=None,
-            log_every=min(25, self.steps),
         )
 
     def vision(self, lr: float) -> VisionConfig:
@@ -125,27 +118,24 @@ class Config:
                 image_size=8, patch_size=2, channels=1, classes=10, width=24, depth=2, heads=4, class_token=False
             ),
             optimization=Optimization(lr=lr, decay="all", alpha=self.alpha),
+            loop=LoopConfig(precision="float32", clip_norm=1.0, log_every=50, checkpoint_every=None),
             epochs=self.epochs,
             batch_size=128,
-            clip_norm=1.0,
             mixup=0.0,
             cutmix=0.0,
             padding=0,
             flip=False,
-            precision="float32",
-            eval_every=None,
-            checkpoint_every=None,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """One model to train, and how to get its rows and its histogram."""
+    """One model to train, and the function that returns its rows and its histogram."""
 
     part: str
     optimizer: Name
     about: str
-    compute: Compute
+    compute: Callable[[World], dict[str, Any]]
 
 
 def show(line: str) -> None:
@@ -155,26 +145,35 @@ def show(line: str) -> None:
 
 
 def run(config: Config, progress: Callable[[str], None] = show) -> Result:
-    """Train and prune everything; Ctrl-C ends it with what is there, and the next call goes on.
+    """Train and prune everything; Ctrl-C ends it with what is there, and the next call resumes.
 
     Args:
         config: Sizes.
-        progress: Called with a line at the beginning and the end of each run.
+        progress: Function that is called with a line at the beginning and the end of each run.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C before the first run was through, when there is nothing to return.
+        KeyboardInterrupt: Ctrl-C came before the first run was done, when there is nothing to return.
     """
-    start = time.perf_counter()
+    origins: list[Origin] = []
+    language, vision = config.language(pathlib.Path(), "adamw").model, config.vision(config.lr).model
+    setting = (
+        f"a GPT of {language.layers} blocks of width {language.width} on Python's source, "
+        f"a ViT of {vision.depth} blocks of width {vision.width} on digits"
+    )
+    return run_and_record(NAME, config, functools.partial(_body, config, progress, origins), "cpu", origins, setting)
+
+
+def _body(
+    config: Config, progress: Callable[[str], None], origins: list[Origin]
+) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {"language": {}, "vision": {}}
-    origins: list[Origin] = []
     done = 0
     with processes("cpu") as world, _few_threads():
         data = config.unfinished / f"python-{platform.python_version()}"
-        runs, notes = _plan(config, data)
-        for note in notes:
+        runs, notes = list(_runs(config, data)), _notes(config, data)
+        for note in (*notes, f"{len(runs)} runs follow."):
             progress(note)
-        progress(f"{len(runs)} runs follow.")
         try:
             _write_text(data)
             for number, each in enumerate(runs, 1):
@@ -190,82 +189,67 @@ def run(config: Config, progress: Callable[[str], None] = show) -> Result:
         except (Interrupted, KeyboardInterrupt) as stop:
             if not rows:
                 raise KeyboardInterrupt from stop
-            progress(f"Interrupted after {done} of {len(runs)} runs. The same command goes on from here.")
+            progress(f"Interrupted after {done} of {len(runs)} runs. Run the same command again to resume.")
         else:
             shutil.rmtree(config.unfinished)
             with contextlib.suppress(OSError):  # other files may be there
                 config.directory.rmdir()
-        where = environment()
     if done < len(runs):
         notes.insert(0, f"Partial: interrupted after {done} of {len(runs)} runs.")
-    return Result(
-        experiment=NAME,
-        config=dataclasses.asdict(config),
-        rows=rows,
-        curves={"histograms": histograms, "runs": {"done": done, "planned": len(runs)}},
-        notes=notes,
-        **provenance(origins, where, time.perf_counter() - start),
-    )
+    return rows, {"histograms": histograms, "runs": {"done": done, "planned": len(runs)}}, notes
 
 
 def is_partial(result: Result) -> bool:
     """Whether it was interrupted.
 
     Example:
-        >>> from horst.lab.experiments.result import timed
-        >>> is_partial(timed(NAME, Config(), lambda: ([], {"runs": {"done": 3, "planned": 18}}, [])))
+        >>> is_partial(run_and_record(NAME, Config(), lambda: ([], {"runs": {"done": 3, "planned": 18}}, [])))
         True
     """
     runs: dict[str, int] = result.curves["runs"]
     return runs["done"] < runs["planned"]
 
 
-def _plan(config: Config, data: pathlib.Path) -> tuple[list[_Run], list[str]]:
-    """All runs, seed by seed so that an early end leaves pairs to compare; and what they train, in words."""
+def _runs(config: Config, data: pathlib.Path) -> Iterator[_Run]:
+    """All runs, seed by seed so that an early end leaves pairs to compare."""
+    names: tuple[Name, ...] = ("adamw", "horst", "horst-l1")
+    for seed in config.seeds:
+        for name in names:
+            table = table6_gpt2_one_shot.Config(
+                run=config.language(data, name),
+                sparsities=config.sparsities,
+                prune_layers="blocks",
+                directory=config.unfinished,
+            )
+            compute = functools.partial(table6_gpt2_one_shot.one_run, table, name, seed)
+            yield _Run("language", name, f"GPT with {LABELS[name]}, seed {seed}", compute)
+        for lr in config.vision_lrs:
+            for name in names[:2]:
+                about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
+                yield _Run("vision", name, about, functools.partial(_vision_run, config, lr, name, seed))
+
+
+def _vision_run(config: Config, lr: float, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
+    table = table1_deit_acdc.Config(run=config.vision(lr), directory=config.unfinished)
+    found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
+    return {**found, "rows": [found["row"]]}
+
+
+def _notes(config: Config, data: pathlib.Path) -> list[str]:
+    """What is trained, in words."""
     language, vision = config.language(data, "adamw"), config.vision(config.vision_lrs[0])
     digits = read_digits()
-    files = _source_files()
-    runs: list[_Run] = []
-    for seed in config.seeds:
-        for name in (*OPTIMIZERS, "horst-proximal"):
-            about = f"GPT with {LABELS[name]}, seed {seed}"
-            runs.append(_Run("language", name, about, _language_run(config, data, name, seed)))
-        for lr in config.vision_lrs:
-            for name in OPTIMIZERS:
-                about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
-                runs.append(_Run("vision", name, about, _vision_run(config, lr, name, seed)))
     tokens = language.steps * language.batch_size * language.model.context
-    notes = [
+    return [
         f"Text: a GPT of {_size(GPT2(language.model)):,} parameters on the source of the standard library of Python "
-        f"{platform.python_version()} ({len(files)} files, one in {HELD_OUT} held out), {language.steps} steps, "
-        f"{tokens:,} bytes; then one-shot magnitude pruning of all matrices in its blocks.",
+        f"{platform.python_version()} ({len(_source_files())} files, one in {HELD_OUT} held out), {language.steps} "
+        f"steps, {tokens:,} bytes; then one-shot magnitude pruning of all matrices in its blocks.",
         f"Images: a vision transformer of {_size(build_deit(vision.model)):,} parameters on {len(digits.images):,} of "
         f"scikit-learn's handwritten digits, {vision.epochs} epochs of AC/DC to {config.vision_sparsity:.0%} zeros in "
         f"its blocks; {len(digits.test_images)} test images, so one image is {1 / len(digits.test_images):.2%}.",
         "The models are a thousand times smaller than the paper's and stop long before they converge: this shows what "
         "the update does, not what it is worth at scale.",
     ]
-    return runs, notes
-
-
-def _language_run(config: Config, data: pathlib.Path, optimizer: Name, seed: int) -> Compute:
-    table = table6_gpt2_one_shot.Config(
-        run=config.language(data, optimizer),
-        sparsities=config.sparsities,
-        prune_layers="blocks",
-        directory=config.unfinished,
-    )
-    return functools.partial(table6_gpt2_one_shot.one_run, table, optimizer, seed)
-
-
-def _vision_run(config: Config, lr: float, optimizer: Name, seed: int) -> Compute:
-    table = table1_deit_acdc.Config(run=config.vision(lr), directory=config.unfinished)
-
-    def compute(world: World) -> dict[str, Any]:
-        found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
-        return {**found, "rows": [found["row"]]}
-
-    return compute
 
 
 def _source_files() -> list[pathlib.Path]:
@@ -318,7 +302,3 @@ def _in_words(rows: list[dict[str, Any]]) -> str:
     levels = ["dense" if not row["sparsity"] else f"at {row['sparsity']:.0%}" for row in rows]
     found = [f"{row['perplexity']:.2f} {level}" for row, level in zip(rows, levels, strict=True)]
     return "perplexity " + ", ".join(found)
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: AdamW and HORST side by side, in minutes.")

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from horst.files import locked
+from horst.lab import fields
 from horst.lab.training import checkpoint
 from horst.lab.training.averages import ExponentialAverage
 from horst.lab.training.config import LoopConfig
 from horst.lab.training.distributed import on_every_rank, rank, reshard, world_size
 from horst.lab.training.interruption import AgreedStop, StopRequest
-from horst.lab.training.lr_schedules import set_learning_rate
+from horst.lab.training.lr_schedules import LRSchedule, set_learning_rate
 from horst.lab.training.metrics import MetricsLog
 from horst.lab.training.objective import Objective
 from horst.lab.training.progress import ProgressBar, Stopwatch
@@ -40,12 +41,12 @@ class TrainResult:
     """What came of a run.
 
     Args:
-        step: Steps done.
-        metrics: Of the last evaluation; those of the average have names that begin with ``ema_``.
-        units_per_second: Tokens or images a second over all ranks, without the first ``log_every`` steps (compilation),
-            evaluations and checkpoints; None where nothing is left then.
+        step: Number of steps done.
+        metrics: Numbers of the last evaluation; those of the average have names that begin with ``ema_``.
+        units_per_second: Tokens or images per second over all ranks, without the first ``log_every`` steps (which
+            compile), evaluations and checkpoints; None where nothing is left then.
         seconds: Wall time, with that of the processes that the run was resumed from, up to their checkpoints.
-        checkpoint: The last one.
+        checkpoint: Last checkpoint.
     """
 
     step: int
@@ -67,11 +68,17 @@ class Run:
         task: Task,
         optimizer: Optimizer,
         config: LoopConfig,
+        steps: int,
+        schedule: LRSchedule,
         sparsifier: Sparsifier | None,
         directory: pathlib.Path,
         stop: StopRequest,
     ) -> None:
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}.")
+        schedule.factor(0, steps)  # raises if the warm-up is longer than the run
         self.task, self.optimizer, self.config, self.sparsifier = task, optimizer, config, sparsifier
+        self.steps, self.schedule = steps, schedule
         self.directory, self.stop_request = directory, stop
         self.model = task.model.train()
         self.tensors = named_tensors(self.model)
@@ -83,7 +90,11 @@ class Run:
             weights = {name: t for name, t in self.tensors.items() if isinstance(t, nn.Parameter)}
             self.average = ExponentialAverage(weights, config.ema_decay)
         self.fingerprint = {
-            "config": config.identity(),
+            "config": {
+                "steps": steps,
+                "schedule": repr(schedule),
+                **fields.settings(config, without=("execution", "nothing")),
+            },
             "task": dict(task.identity),
             **settings(self.model, optimizer, sparsifier),
         }
@@ -117,7 +128,7 @@ class Run:
         """The metrics, on rank 0, and the bar, which shows itself there."""
         self.metrics: MetricsLog | None = None
         if rank() == 0:
-            with self._told_if_not_written("the metrics"):
+            with self._explain_failed_writes("the metrics"):
                 log = MetricsLog(
                     self.directory,
                     position=position,
@@ -127,7 +138,7 @@ class Run:
                     config={key: value for key, value in self.fingerprint.items() if key != "model"},
                 )
             self.metrics = stack.enter_context(log)
-        bar = ProgressBar(self.config.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
+        bar = ProgressBar(self.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
         self.bar = stack.enter_context(bar)
 
     def _resume(self, path: pathlib.Path) -> int:
@@ -186,8 +197,8 @@ class Run:
 
     def _learning_rate_factor(self) -> float:
         if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
-            return self.config.schedule.factor(self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round)
-        return self.config.schedule.factor(self.step, self.config.steps)
+            return self.schedule.factor(self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round)
+        return self.schedule.factor(self.step, self.steps)
 
     def _note_event(self, event: Event) -> None:
         if world_size() > 1 and self.sparsifier is not None and not self.sparsifier.is_sharded:
@@ -206,13 +217,13 @@ class Run:
         """What ``action`` gives on rank 0, which has the metrics. If it cannot write, all ranks stop."""
 
         def act() -> T | None:
-            with self._told_if_not_written(f"the metrics of step {self.step}"):
+            with self._explain_failed_writes(f"the metrics of step {self.step}"):
                 return None if self.metrics is None else action(self.metrics)
 
         return on_every_rank(act)[0]
 
     @contextlib.contextmanager
-    def _told_if_not_written(self, what: str) -> Iterator[None]:
+    def _explain_failed_writes(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -226,7 +237,7 @@ class Run:
         loss = float(sum_over_ranks(self.loss_sum / self.loss_steps)) / world_size()
         if not math.isfinite(loss):
             raise self._broken(f"the loss is {loss}")
-        rate, seconds_a_step = self.speed.lap(self.loss_steps)
+        rate, seconds_per_step = self.speed.lap(self.loss_steps)
         self.loss_sum.zero_()
         self.loss_steps = 0
         numbers: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
@@ -236,13 +247,13 @@ class Run:
             numbers["sparsity"] = self.sparsifier.current_sparsity
         numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
         self._write_down(numbers)
-        self.bar.update(self.step, loss, rate, (self.config.steps - self.step) * seconds_a_step)
+        self.bar.update(self.step, loss, rate, (self.steps - self.step) * seconds_per_step)
 
     @property
     def evaluation_is_due(self) -> bool:
         """Whether this step is one to evaluate after, and that has not been done."""
         every = self.config.eval_every
-        due = self.step == self.config.steps or (every is not None and self.step % every == 0)
+        due = self.step == self.steps or (every is not None and self.step % every == 0)
         return due and self.evaluated_at != self.step
 
     def evaluate(self) -> None:
@@ -271,7 +282,7 @@ class Run:
     def checkpoint_is_due(self) -> bool:
         """Whether this step is one to save after, and that has not been done."""
         every = self.config.checkpoint_every
-        due = every is not None and (self.step == self.config.steps or self.step % every == 0)
+        due = every is not None and (self.step == self.steps or self.step % every == 0)
         return due and self.step > 0 and self.checkpoint_step != self.step
 
     def save(self) -> pathlib.Path:
