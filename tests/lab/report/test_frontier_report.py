@@ -7,15 +7,6 @@ import statistics
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from horst.lab.baselines.contenders import Name
-from horst.lab.experiments import frontier_vision
-from horst.lab.experiments.recipes import RECIPES
-from horst.lab.experiments.result import Result
-from horst.lab.report.figures import save_figure
-from horst.lab.report.frontier import sections as frontier_sections
 from horst.lab.report.frontier.cells import best, cells_of
 from horst.lab.report.frontier.figures import (
     CROPPED,
@@ -34,6 +25,15 @@ from horst.lab.report.frontier.tables import (
     training_methods_table,
     tuned_table,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horst.lab.baselines.contenders import Name
+from horst.lab.experiments import frontier_vision
+from horst.lab.experiments.recipes import RECIPES
+from horst.lab.experiments.result import Result
+from horst.lab.report.figures import save_figure
+from horst.lab.report.frontier import sections as frontier_sections
 from horst.lab.report.tables import parse
 from horst.lab.report.transformer_figures import COLOURS
 from horst.lab.report.transformer_tables import LABELS

@@ -3,8 +3,9 @@
 import dataclasses
 import pathlib
 
-from horst.lab.experiments.result import Result
 from horst.lab.report.frontier.page import gpt2_table
+
+from horst.lab.experiments.result import Result
 from horst.lab.report.tables import parse
 from horst.lab.report.transformer_tables import methods_table, one_shot_table, short_attention_table
 
