@@ -56,9 +56,9 @@ class LanguageStudy:
 
     run: LanguageConfig = LanguageConfig()
     points: tuple[str, ...] = option(LANGUAGE, affects="rows")
-    methods: tuple[one_shot.PruningMethod, ...] = option(
-        ("magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl"), affects="rows"
-    )
+    methods: tuple[one_shot.PruningMethod, ...] = (
+        "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl",
+    )  # fmt: skip
     sparsities: tuple[float, ...] = option((0.5, 0.6, 0.7, 0.8), affects="rows")
     seeds: tuple[int, ...] = option((0, 1), affects="rows")
     directory: pathlib.Path = option(pathlib.Path("runs/frontier_language"), affects="nothing")
@@ -87,7 +87,7 @@ class VisionStudy:
 
     run: VisionConfig = VisionConfig()
     points: tuple[str, ...] = option(VISION, affects="rows")
-    sparsity: float = option(0.9, affects="rows")
+    sparsity: float = 0.9
     seeds: tuple[int, ...] = option((0, 1), affects="rows")
     directory: pathlib.Path = option(pathlib.Path("runs/frontier_vision"), affects="nothing")
     run_workers: int = option(1, affects="nothing")

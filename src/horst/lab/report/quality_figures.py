@@ -14,7 +14,8 @@ from horst.lab.report.runs import Cell, Row, at, best, budget, by_budget, cells_
 from horst.lab.report.tables import level_name
 from horst.lab.report.transformer_figures import COLOURS, STYLES
 
-CROPPED = 2.5  # times dense AdamW's perplexity: the axis ends there, so that the better models can be told apart
+CROPPED = 1.7  # times dense AdamW's perplexity: the axis ends there, so that the better models can be told apart
+_AUTO = {"horst": "#E69F00", "horst-l1": "#CC79A7"}  # colours of alpha="auto" beside a fixed alpha
 _METHOD_MARKS = {"magnitude": "o", "sparsegpt": "s", "wanda": "^"}
 
 
@@ -46,8 +47,9 @@ def against_zeros(
         dense = dense_adamw(same)
         if dense is not None:
             axes.axhline(dense.mean, color=COLOURS["adamw"], linestyle=":", linewidth=1.3, label="dense AdamW")
-            low, top = axes.get_ylim()
-            axes.set_ylim(low, min(top, CROPPED * dense.mean))
+            values = [y for line in axes.get_lines() for y in line.get_ydata() if line.get_marker() != "x"]
+            top = min(max(values), CROPPED * dense.mean)
+            axes.set_ylim(min(values) - 0.05 * (top - min(values)), top + 0.05 * (top - min(values)))
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("zeros among the pruned weights, %")
         axes.set_ylabel(cells[0].measure.name)
@@ -108,14 +110,12 @@ def _curves(axes: Any, cells: Sequence[Cell], best_over: Collection[str], method
         row = next((c.row for c in own if c.row["method"] == method), own[0].row)
         name = contender(row, tuned=best_over) + (f", {method}" if len(methods) > 1 else "")
         tried = [best(at(own, sparsity=level)) for level in sorted({c.row["sparsity"] for c in own})]
-        same = [
-            line
-            for line in axes.get_lines()
-            if line.get_color() == COLOURS[row["optimizer"]] and line.get_label()[0] != "_"
-        ]
-        style = STYLES[methods.index(method)] if len(methods) > 1 else STYLES[len(same) % len(STYLES)]
+        auto = _AUTO.get(row["optimizer"]) if row["alpha"] == "auto" else None
+        colour = auto or COLOURS[row["optimizer"]]
+        alike = [x for x in axes.get_lines() if x.get_color() == colour and not str(x.get_label()).startswith("_")]
+        style = STYLES[methods.index(method)] if len(methods) > 1 else STYLES[len(alike) % len(STYLES)]
         points = [(100 * c.zeros, c) for c in tried if c is not None]
-        look = {"color": COLOURS[row["optimizer"]], "linestyle": style, "marker": _METHOD_MARKS.get(method, "o")}
+        look = {"color": colour, "linestyle": style, "marker": _METHOD_MARKS.get(method, "o")}
         _line(axes, points, label=name, **look)
 
 

@@ -83,7 +83,7 @@ def quality_table(
             blank = [""] * (len(words) - 1)
             rows.append(["the paper's", *blank, "", *(numbers.get(level, "") for level in levels), *[""] * free])
     titles = [cells[0].measure.name if cells else "", *columns, *["pruned by"] * several_methods, "seeds"]
-    titles += [*map(level_name, levels), *["no worse than dense AdamW up to"] * free]
+    titles += [*map(level_name, levels), *["no worse than the best dense AdamW up to"] * free]
     return Table(columns=titles, rows=rows, paper=theirs)
 
 
@@ -165,9 +165,25 @@ def lines_of(cells: Sequence[Cell], best_over: Collection[str]) -> list[tuple[st
     for own in groups.values():
         methods = list(dict.fromkeys(c.row["method"] for c in own if c.row["method"] not in _DENSE_METHODS))
         for method in methods or [own[0].row["method"]]:
-            found.append((method, [c for c in own if c.row["method"] in (*_DENSE_METHODS, method)]))
+            found.append((method, [*_dense_of(own, method), *at(own, method=method)]))
     order = {name: place for place, name in enumerate(by_budget([c for _, own in found for c in own]))}
     return sorted(found, key=lambda line: order[budget(line[1][0].row)])
+
+
+def _dense_of(cells: Sequence[Cell], method: str) -> list[Cell]:
+    """Dense models that were pruned by a method, with the seeds that were; of sparse training, every dense model."""
+    dense = [cell for cell in cells if cell.row["method"] in _DENSE_METHODS and cell.row["method"] != method]
+    if method in _DENSE_METHODS or "top1" in cells[0].row:
+        return dense
+    seeds: dict[Any, set[Any]] = {}
+    for cell in at(cells, method=method):
+        seeds.setdefault(_model(cell), set()).update(row["seed"] for row in cell.rows)
+    kept = [[row for row in cell.rows if row["seed"] in seeds.get(_model(cell), ())] for cell in dense]
+    return [Cell(tuple(rows), cell.measure) for rows, cell in zip(kept, dense, strict=True) if rows]
+
+
+def _model(cell: Cell) -> tuple[Any, ...]:
+    return identity(cell.row, without=("method", "sparsity"))
 
 
 def _cell(tried: Sequence[Cell], best_over: Collection[str]) -> str:
@@ -209,7 +225,7 @@ def _free_words(own: Sequence[Cell], dense: Cell | None) -> str:
     """Of the models of a row the one that can be pruned furthest, and how far."""
     models: dict[Any, list[Cell]] = {}
     for cell in own:
-        models.setdefault(identity(cell.row, without=("method", "sparsity")), []).append(cell)
+        models.setdefault(_model(cell), []).append(cell)
     pruned = [cells for cells in models.values() if any(cell.row["sparsity"] for cell in cells)]
     if dense is None or not pruned:
         return ""
