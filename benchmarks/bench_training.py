@@ -92,9 +92,9 @@ def plain_loop(model: nn.Module, loss: Any, data: Fixed, steps: int, units: int)
 def our_loop(model: nn.Module, loss: Any, data: Fixed, steps: int, units: int, optimizer: Any) -> float:
     """Units a second of ``horst.lab.training``."""
     task = Task(model=model, loss=loss, train=data, evaluate=lambda _: {}, units_per_row=units // len(data.inputs))
-    config = LoopConfig(steps=WARM_UP + steps, clip_norm=1.0, log_every=WARM_UP, checkpoint_every=None)
+    config = LoopConfig(clip_norm=1.0, log_every=WARM_UP, checkpoint_every=None)
     with tempfile.TemporaryDirectory() as folder:
-        result = train(task, Optimization().make(model, optimizer), config, directory=folder)
+        result = train(task, Optimization().make(model, optimizer), config, steps=WARM_UP + steps, directory=folder)
     assert result.units_per_second is not None
     return result.units_per_second
 

@@ -37,9 +37,9 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 def write_json(value: Any) -> None:
     """A value as JSON: paths as text, no NaN."""
-    from horst.lab.experiments.result import plain
+    from horst.lab.experiments.result import to_json
 
-    write(json.dumps(plain(value), indent=1, allow_nan=False))
+    write(json.dumps(to_json(value), indent=1, allow_nan=False))
 
 
 def number(value: Any) -> str:

@@ -13,7 +13,7 @@ from horst.lab.data.tokenization import tokenize
 from horst.lab.experiments import language_model
 from horst.lab.experiments.language_model import LanguageConfig, train_language_model
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import processes
+from horst.lab.training import LoopConfig, processes
 from horst.sparsity import find_layers
 
 SHAPE = GPT2Config(layers=2, heads=2, width=16, context=16, vocabulary=257)
@@ -34,12 +34,10 @@ def settings(tokens, **changes):
         data=tokens,
         model=SHAPE,
         optimization=Optimization(lr=3e-3, betas=(0.9, 0.95)),
+        loop=LoopConfig(precision="float32", clip_norm=1.0, checkpoint_every=3, log_every=1),
         steps=8,
         batch_size=4,
         warmup_steps=2,
-        precision="float32",
-        checkpoint_every=3,
-        log_every=1,
     )
     return dataclasses.replace(base, **changes)
 
@@ -93,7 +91,7 @@ def test_every_parameter_is_in_one_group_and_decays_alike(name):
 def test_the_penalty_goes_where_the_mirror_step_would():
     model = GPT2(SHAPE)
     blocks = {id(layer.param) for layer in find_layers(model, "blocks")}
-    for name, field in (("adamw-l1", "l1"), ("adamw-proximal", "proximal")):
+    for name, field in (("adamw-penalty", "penalty"), ("adamw-l1", "l1")):
         for changes in ({"mirror": "blocks"}, {"no_mirror": ("embedding", "position")}):
             optimizer = Optimization(**{field: 0.3}, **changes).make(model, name)
             penalised = {id(p): g["l1"] for g in optimizer.param_groups for p in g["params"] if "l1" in g}
@@ -101,15 +99,15 @@ def test_the_penalty_goes_where_the_mirror_step_would():
             assert set(penalised.values()) == {0.3}
 
 
-def test_proximal_horst_is_horsts_step_and_then_the_soft_threshold_of_the_blocks():
+def test_horst_l1_is_horsts_step_and_then_the_soft_threshold_of_the_blocks():
     torch.manual_seed(0)
     ours = GPT2(SHAPE).double()
     theirs = GPT2(SHAPE).double()
     theirs.load_state_dict(ours.state_dict())
-    common = Optimization(lr=0.01, alpha=4.0, mirror="all", proximal=0.5)
-    made = {name: common.make(model, name) for name, model in (("horst-proximal", ours), ("horst", theirs))}
+    common = Optimization(lr=0.01, alpha=4.0, mirror="all", l1=0.5)
+    made = {name: common.make(model, name) for name, model in (("horst-l1", ours), ("horst", theirs))}
     for _ in range(3):
-        for name, model in (("horst-proximal", ours), ("horst", theirs)):
+        for name, model in (("horst-l1", ours), ("horst", theirs)):
             for i, p in enumerate(model.parameters()):
                 p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
             made[name].step()
@@ -148,23 +146,17 @@ def test_horst_over_muon_is_muons_step_and_then_the_mirror_step():
     assert moved.square().mean().sqrt() == pytest.approx(0.2 * 0.02, rel=0.3), "as large as AdamW's"
 
 
-def test_adamw_held_is_adamw_with_the_learning_rate_of_autos_bound_on_the_mirrored_tensors():
+def test_the_hyperbolic_map_is_the_dual_step_of_its_entropy_along_adams_direction():
     torch.manual_seed(0)
-    ours = GPT2(SHAPE).double()
-    theirs = GPT2(SHAPE).double()
-    theirs.load_state_dict(ours.state_dict())
-    common = Optimization(lr=0.05, weight_decay=0.1)
-    held = common.make(ours, "adamw-held")
-    bounds = {group["max_step"] for group in held.param_groups if group["max_step"] is not None}
-    assert len(bounds) == 1
-    adamw = common.make(theirs, "adamw")
-    for group in adamw.param_groups:
-        if all(p.dim() == 2 for p in group["params"]):
-            group["lr"] = min(bounds)
-    for i, (p, q) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
-        p.grad = q.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
-    for _ in range(3):
-        held.step()
-        adamw.step()
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert_close(p.detach(), q.detach(), rtol=1e-10, atol=1e-14)
+    model = GPT2(SHAPE).double()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = Optimization(lr=0.01, alpha=4.0, weight_decay=0.3, eps=0.0).make(model, "hyperbolic")
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        theta, u = before[name], 0.01 * p.grad.sign()  # Adam's first step
+        decay = 0.01 * 0.3 * theta if p.dim() == 2 and ".h." in name else 0.0
+        mirrored = torch.sinh(torch.asinh(4.0 * theta) - 4.0 * u) / 4.0
+        expected = (mirrored if p.dim() == 2 else theta - u) - decay
+        assert_close(p.detach(), expected, rtol=1e-9, atol=1e-12)

@@ -16,7 +16,7 @@ from horst.lab.baselines.contenders import Optimization
 from horst.lab.data.tokenization import tokenize
 from horst.lab.experiments import frontier_compositions, frontier_language, frontier_vision, table6_gpt2_one_shot
 from horst.lab.experiments.frontier import about_optimizer, alphas, folder_name, side_by_side
-from horst.lab.experiments.outcomes import once
+from horst.lab.experiments.outcomes import load_or_run
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result
 from horst.lab.experiments.weight_histogram import weight_spread
@@ -59,15 +59,15 @@ def language(tokens, folder, **changes):
         "long_lrs": (1e-3,),
         "long_alpha_lrs": (),
         "long_weight_decays": (),
-        "proximals": (0.05,),
-        "proximal_lrs": (4e-3,),
+        "l1s": (0.05,),
+        "l1_lrs": (4e-3,),
         "seeds": (0,),
         "rule_seeds": (0,),
     }
     return tiny("frontier_language", tokens, folder, **{**small, **changes})
 
 
-ADAMW = (("adamw", 0.0), ("adamw-held", 0.0))
+ADAMW = (("adamw", 0.0),)
 
 
 def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens, tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens
     asked = [(row["study"], row["optimizer"], row["alpha"], row["lr"], row["weight_decay"]) for row in dense]
     assert asked == [
         *(("length", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
-        *(("proximal", *who, 4e-3, 0.1) for who in (("adamw-proximal", 0.0), ("horst-proximal", "auto"))),
+        *(("l1", *who, 4e-3, 0.1) for who in (("adamw-l1", 0.0), ("horst-l1", "auto"))),
         *(("width", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
         *(("alpha", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", 20.0), ("horst", "auto"))),
         # alpha 5 at this rate is 0.02 over it: one run, not two
@@ -121,7 +121,6 @@ def test_adamw_is_tuned_at_every_budget_and_the_rule_has_seeds_of_its_own(tokens
             seeds[p.optimizer, p.run.optimization.alpha].append(p.seed)
     assert seeds == {
         ("adamw", 5.0): [0, 1],
-        ("adamw-held", 5.0): [0, 1],
         ("horst", 5.0): [0, 1, 2],
         ("horst", 20.0): [0, 1],
         ("horst", "auto"): [0, 1, 2],
@@ -208,8 +207,8 @@ def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens,
         alpha_lrs=(0.05,),
         mirror_alpha_lr=0.05,
         muon_lr_ratios=(2.0,),
-        l1s=(1e-4,),
-        proximals=(0.2,),
+        penalties=(1e-4,),
+        l1s=(0.2,),
         spred_decays=(0.3,),
         seeds=(0,),
     )
@@ -226,10 +225,10 @@ def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens,
         ("horst", None, "matrices"),
         ("horst-muon", None, "matrices"),
         ("muon", 2.0, "matrices"),
-        ("adamw-l1", 1e-4, "matrices"),
-        ("adamw-proximal", 0.2, "matrices"),
+        ("adamw-penalty", 1e-4, "matrices"),
+        ("adamw-l1", 0.2, "matrices"),
         ("spred", 0.3, "matrices"),
-        ("horst-proximal", 0.2, "matrices"),
+        ("horst-l1", 0.2, "matrices"),
         ("horst", 0.05, "blocks"),
         ("horst", 0.05, "all"),
         ("horst", 0.05, "matrices, not matrix"),
@@ -338,7 +337,7 @@ def test_the_spread_of_weights():
 
 def test_what_auto_found_by_another_rule_is_not_taken_for_this_one(tmp_path, monkeypatch):
     path = tmp_path / "outcome.json"
-    assert once(path, {"alpha": "auto"}, lambda: {"found": 1})["found"] == 1
-    assert once(path, {"alpha": "auto"}, lambda: {"found": 2})["found"] == 1
+    assert load_or_run(path, {"alpha": "auto"}, lambda: {"found": 1})["found"] == 1
+    assert load_or_run(path, {"alpha": "auto"}, lambda: {"found": 2})["found"] == 1
     monkeypatch.setattr(auto_alpha, "MAX_RATE", 2 * auto_alpha.MAX_RATE)
-    assert once(path, {"alpha": "auto"}, lambda: {"found": 2})["found"] == 2
+    assert load_or_run(path, {"alpha": "auto"}, lambda: {"found": 2})["found"] == 2

@@ -11,25 +11,26 @@ import PIL.Image
 import pytest
 import torch
 
-from horst.lab.baselines.contenders import STRENGTHS, Name, Optimization
+from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.data.tokenization import tokenize
-from horst.lab.experiments import identity, language_model, table1_deit_acdc, table6_gpt2_one_shot
+from horst.lab.experiments import identity, language_model, table1_deit_acdc, table6_gpt2_one_shot, vision_model
 from horst.lab.experiments.language_model import LanguageConfig
 from horst.lab.experiments.recipes import RECIPES
+from horst.lab.experiments.result import to_json
 from horst.lab.experiments.trained_weights import find_checkpoint
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import CheckpointError, LoopConfig, World
+from horst.lab.training import CheckpointError, World
 
 
 def changed(config, **changes):
-    """A config with fields of its run, or of the run's model, changed."""
+    """A config with fields of its run, or of the run's model or loop, changed."""
     run = config.run
-    model = {name: changes.pop(name) for name in list(changes) if hasattr(run.model, name)}
-    return dataclasses.replace(
-        config, run=dataclasses.replace(run, model=dataclasses.replace(run.model, **model), **changes)
-    )
+    for part in ("model", "loop"):
+        inner = {name: changes.pop(name) for name in list(changes) if hasattr(getattr(run, part), name)}
+        run = dataclasses.replace(run, **{part: dataclasses.replace(getattr(run, part), **inner)})
+    return dataclasses.replace(config, run=dataclasses.replace(run, **changes))
 
 
 def tiny_vision(folder, **changes):
@@ -201,12 +202,13 @@ def test_another_contenders_strength_does_not_make_a_run_another():
         model = GPT2(GPT2Config(layers=2, heads=2, width=8, context=8, vocabulary=16))
         return [{**group, "params": len(group["params"])} for group in optimization.make(model, name).param_groups]
 
-    assert STRENGTHS.keys() == set(typing.get_args(Name))
-    for name in STRENGTHS:
-        for field in {field for fields in STRENGTHS.values() for field in fields}:
+    assert {"alpha", "beta", "l1", "penalty"} < identity.STRENGTHS
+    for name in typing.get_args(Name):
+        for field in identity.STRENGTHS:
             one, other = Optimization(), Optimization(**{field: 0.031})
-            assert (groups(one, name) == groups(other, name)) == (field not in STRENGTHS[name])
-            assert (one.settings(name) == other.settings(name)) == (field not in STRENGTHS[name])
+            same = one.settings(name) == other.settings(name)
+            assert same == (name not in Optimization.__dataclass_fields__[field].metadata["read_by"])
+            assert same == (groups(one, name) == groups(other, name)), (name, field)
 
 
 def test_a_table_with_another_alpha_keeps_adamws_runs(tmp_path, monkeypatch):
@@ -217,15 +219,35 @@ def test_a_table_with_another_alpha_keeps_adamws_runs(tmp_path, monkeypatch):
     assert table1_deit_acdc.run(config).rows == rows
 
 
-def test_the_fields_that_do_not_decide_are_fields():
-    kinds = (LanguageConfig, VisionConfig, GPT2Config, DeiTConfig)
-    assert set(identity.HOW) <= {field.name for kind in kinds for field in dataclasses.fields(kind)}
+def test_what_does_not_decide_is_what_may_change_when_a_run_is_resumed():
+    left_out = {
+        "compile", "parallel", "workers", "log_every", "keep_checkpoints", "tensorboard", "wandb", "accumulate",
+        "attention", "loss_rows", "deterministic", "eval_batch_size", "eval_batches", "eval_every", "checkpoint_every",
+    }  # fmt: skip
+    for kind in (LanguageConfig, VisionConfig):
+        config = dataclasses.asdict(kind())
+        assert names(config) - names(identity.deciding(config)) == left_out & names(config)
+    table = to_json(dataclasses.asdict(RECIPES["table1"].scales["paper"]()))
+    assert {*table} - {*identity.deciding(table)} == {"seeds", "optimizers", "sparsities", "directory"}
 
 
-def test_what_the_loop_can_do_a_recipe_can_ask_for():
-    for kind, own in ((LanguageConfig, {"schedule"}), (VisionConfig, {"steps"})):
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        for field in dataclasses.fields(LoopConfig):
-            assert field.name in own or field.name in fields
-        for name in ("accumulate", "ema_decay", "keep_checkpoints", "tensorboard", "wandb"):
-            assert fields[name].default == getattr(LoopConfig, name)
+def names(config):
+    found = {name for value in config.values() if isinstance(value, dict) for name in names(value)}
+    return found | set(config)
+
+
+def test_a_data_set_is_read_and_hashed_once(tmp_path, monkeypatch):
+    reads, hashes = [], []
+    read, hashed = vision_model.read_digits, identity.image_data
+    monkeypatch.setattr(vision_model, "read_digits", lambda: reads.append(1) or read())
+    monkeypatch.setattr(identity, "image_data", lambda data: hashes.append(1) or hashed(data))
+    vision_model._read.cache_clear()
+    config = dataclasses.replace(tiny_vision(tmp_path), optimizers=("adamw", "horst"))
+    assert len(table1_deit_acdc.run(config).rows) == 2
+    assert (reads, hashes) == ([1], [1])
+
+
+def test_tokens_that_changed_in_their_folder_are_hashed_again(tmp_path):
+    first = identity.token_data(tokens(tmp_path, "one"))
+    shutil.rmtree(tmp_path / "tokens")
+    assert identity.token_data(tokens(tmp_path, "two")) != first

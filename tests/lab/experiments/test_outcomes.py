@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from horst.lab.experiments.outcomes import once
+from horst.lab.experiments.outcomes import load_or_run
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result, provenance
 from horst.lab.models.deit import DeiTConfig
@@ -25,23 +25,23 @@ def test_a_damaged_outcome_is_named_and_computed_again(tmp_path, caplog, content
     path.parent.mkdir()
     path.write_bytes(content.encode("latin-1"))
     with caplog.at_level(logging.WARNING):
-        assert once(path, {"lr": 0.1}, lambda: {"value": 1})["value"] == 1
+        assert load_or_run(path, {"lr": 0.1}, lambda: {"value": 1})["value"] == 1
     (record,) = caplog.records
     assert str(path) in record.getMessage()
     assert json.loads(path.read_text())["outcome"] == {"value": 1}
-    assert once(path, {"lr": 0.1}, lambda: pytest.fail("computed again"))["value"] == 1
+    assert load_or_run(path, {"lr": 0.1}, lambda: pytest.fail("computed again"))["value"] == 1
 
 
 RANKS = """
 import pathlib, sys
-from horst.lab.experiments.outcomes import once
+from horst.lab.experiments.outcomes import load_or_run
 from horst.lab.training import processes
 
 with processes("cpu") as world:
     # a folder that each rank has for itself, as on hosts that share none: only the first one's is looked into
     path = pathlib.Path(sys.argv[1]) / str(world.rank) / "outcome.json"
     for _ in range(2):
-        found = once(path, {"lr": 0.1, "host": world.rank}, lambda: {"rank": world.rank})
+        found = load_or_run(path, {"lr": 0.1, "host": world.rank}, lambda: {"rank": world.rank})
         (pathlib.Path(sys.argv[1]) / f"rank-{world.rank}.txt").open("a").write(f"{found['rank']}\\n")
 """
 
@@ -89,11 +89,11 @@ def test_a_table_says_where_its_runs_were_made_and_not_where_it_was_put_together
 
 def test_an_outcome_that_does_not_say_where_it_was_made_is_still_read(tmp_path):
     path = tmp_path / "outcome.json"
-    once(path, {"lr": 0.1}, lambda: {"value": 1})
+    load_or_run(path, {"lr": 0.1}, lambda: {"value": 1})
     saved = json.loads(path.read_text())
     del saved["origin"]
     path.write_text(json.dumps(saved))
-    found = once(path, {"lr": 0.1}, lambda: pytest.fail("computed again"))
+    found = load_or_run(path, {"lr": 0.1}, lambda: pytest.fail("computed again"))
     assert found["value"] == 1
     assert set(found["origin"]["environment"].values()) == {"unknown"}
 

@@ -49,13 +49,13 @@ def test_both_optimizers_get_the_same_runs_and_the_zeros_are_exact(whole):
         assert all(adamw == other != [] for other in others)
         assert len(others) == (2 if part == "language" else 1)
     for row in result.rows:
-        assert row["alpha"] == {"adamw": 0.0, "horst": 5.0, "horst-proximal": "auto"}[row["optimizer"]]
-        assert row.get("threshold") == (0.1 if row["optimizer"] == "horst-proximal" else None)
+        assert row["alpha"] == {"adamw": 0.0, "horst": 5.0, "horst-l1": "auto"}[row["optimizer"]]
+        assert row.get("l1") == (0.1 if row["optimizer"] == "horst-l1" else None)
         if row["part"] == "vision":
             assert row["zeros"] == math.floor(0.9 * row["masked_weights"])
         else:
             # a soft threshold makes zeros before anything is pruned
-            least = row["optimizer"] == "horst-proximal" and not row["sparsity"]
+            least = row["optimizer"] == "horst-l1" and not row["sparsity"]
             assert row["sparsity_of_pruned_layers"] == pytest.approx(row["sparsity"], abs=0.05 if least else 1e-4)
             assert math.isfinite(row["perplexity"])
 
@@ -65,7 +65,7 @@ def test_a_whole_run_shows_its_progress_leaves_no_files_and_makes_a_page(whole, 
     assert [line for line in lines if line.startswith("[")] == [
         "[1/5] GPT with AdamW, seed 0",
         "[2/5] GPT with HORST, seed 0",
-        "[3/5] GPT with proximal HORST, seed 0",
+        "[3/5] GPT with HORST with l1, seed 0",
         "[4/5] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
         "[5/5] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
     ]
@@ -192,10 +192,10 @@ def test_at_full_size_horst_is_ahead_where_the_readme_says_so(tmp_path):
     result = run(Config(directory=tmp_path), silent)
     changes = quickstart_tables.language_changes(result)
     assert all(changes[level] < 0 for level in (0.0, 0.5, 0.6, 0.7, 0.8))
-    proximal = quickstart_tables.language_changes(result, "horst-proximal")
+    proximal = quickstart_tables.language_changes(result, "horst-l1")
     assert all(proximal[level] < changes[level] for level in proximal)
     dense = [row["perplexity"] for row in result.rows if row["optimizer"] == "adamw" and row.get("sparsity") == 0.0]
-    pruned = [r["perplexity"] for r in result.rows if r["optimizer"] == "horst-proximal" and r["sparsity"] == 0.8]
+    pruned = [r["perplexity"] for r in result.rows if r["optimizer"] == "horst-l1" and r["sparsity"] == 0.8]
     assert statistics.mean(pruned) < statistics.mean(dense)
     points = quickstart_tables.vision_points(result)
     assert points[5e-3] > 5

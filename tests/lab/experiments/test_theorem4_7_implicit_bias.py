@@ -2,12 +2,12 @@
 
 import itertools
 import math
-import sys
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from horst import cli
 from horst.lab.data.max_margin import l1_dual_correlations, max_margin
 from horst.lab.data.separable import sparse_teacher_data
 from horst.lab.experiments import theorem4_7_implicit_bias
@@ -126,11 +126,10 @@ def test_bad_flows_are_refused(z):
         theorem4_7_implicit_bias.Config(setups=("negative",))
 
 
-def test_the_experiment_runs_from_its_command_line(tmp_path, monkeypatch):
+def test_the_experiment_runs_from_the_command_line(tmp_path):
     out = tmp_path / "result.json"
     options = ["--n-samples", "5", "--n-features", "8", "--seeds", "0", "--log-norm-end", "5", "--p-values", "2", "inf"]
-    monkeypatch.setattr(sys, "argv", ["experiment", *options, "--out", str(out)])
-    theorem4_7_implicit_bias.main()
+    assert cli.main(["run", "theorem4_7", "--no-figures", *options, "--out", str(out)]) == 0
     result = Result.load(out)
     assert result.config["p_values"] == [2.0, "inf"]
     assert {row["setup"] for row in result.rows} == {"positive", "pairs", "random_signs"}

@@ -155,14 +155,14 @@ def built(folder, *results, **options):
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory, frontier):
+def everything(tmp_path_factory, studies):
     """One page with all committed results and a toy of every kind that has none."""
     folder = tmp_path_factory.mktemp("everything")
     toys = [
         acdc(phases=True),
         acdc("table3_ham", (0.9,), names=("adamw", "ham", "horst")),
         acdc("table4_long_run", (0.7,)),
-        *frontier.values(),
+        *studies.values(),
     ]
     files = [toy.save(folder / f"{toy.experiment}.json") for toy in (*toys, result(rows=[{"a": 1}]), quickstart(2))]
     return html.build([*COMMITTED, *files], folder / "report.html")
@@ -480,8 +480,8 @@ def test_figures_and_markdown_beside_the_page(tmp_path):
     assert names == {path.stem for path in figures.glob("*.svg")}
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert set(re.findall(r"!\[.+?\]\(report_figures/(.+?)\.png\)", text)) == names
-    assert "| HORST, alpha 5 | 19.00 | 69.00 | 89.00 |" in text
-    assert f"| *the paper's* | *{paper.TABLE6['horst'][0.0]:.2f}* |" in text
+    assert "| HORST, alpha 5 | 1 | 19.00 | 69.00 | 89.00 |" in text
+    assert f"| *the paper's* |  | *{paper.TABLE6['horst'][0.0]:.2f}* |" in text
     assert "## Where the numbers come from" in text
 
 

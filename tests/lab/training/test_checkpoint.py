@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
 import pickle
@@ -23,7 +24,7 @@ from horst.lab.training.random_state import random_state, set_random_state
 from horst.lab.training.run_state import named_tensors
 from horst.lab.training.tensor_files import MetadataUnpickler
 
-SHORT = dataclasses.replace(CONFIG, steps=14)
+short_run = functools.partial(toy_run, steps=14)
 names = st.text("abcxyz.0_ ", min_size=1, max_size=6)
 leaves = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5)
 
@@ -88,7 +89,7 @@ def test_what_json_cannot_hold_is_refused_by_name(state, tmp_path):
 def finished(tmp_path_factory):
     """A finished run, to be copied and damaged."""
     folder = tmp_path_factory.mktemp("finished")
-    weights, result = toy_run(folder, SHORT)
+    weights, result = short_run(folder)
     return folder, weights, result
 
 
@@ -100,7 +101,7 @@ def copied(finished, tmp_path):
 
 def test_a_finished_run_is_not_trained_again(finished, copied):
     _, weights, result = finished
-    again, other = toy_run(copied, SHORT)
+    again, other = short_run(copied)
     assert equal(again, weights)
     assert other.metrics == result.metrics
     assert (copied / "metrics.jsonl").read_text() == (finished[0] / "metrics.jsonl").read_text()
@@ -109,7 +110,7 @@ def test_a_finished_run_is_not_trained_again(finished, copied):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"config": {"steps": 20}}, r"config.steps was 14, is 20"),
+        ({"steps": 20}, r"config.steps was 14, is 20"),
         ({"config": {"clip_norm": None}}, r"config.clip_norm was 0.5, is None"),
         ({"config": {"ema_decay": 0.8, "precision": "bf16"}}, r"precision was 'float32', is 'bf16'; config.ema_decay"),
         ({"optimizer": "adamw"}, r"optimizer.class was 'HORST', is 'AdamW'; optimizer.group 0.alpha was 5.0, is None"),
@@ -119,15 +120,15 @@ def test_a_finished_run_is_not_trained_again(finished, copied):
 )
 def test_a_checkpoint_of_another_run_says_what_differs(change, message, copied):
     options = {"optimizer": "horst", "method": "acdc", **change}
-    config = dataclasses.replace(SHORT, **options.pop("config", {}))
+    config = dataclasses.replace(CONFIG, **options.pop("config", {}))
     with pytest.raises(CheckpointError, match="step-00000014 belongs to another run: .*" + message):
-        toy_run(copied, config, **options)
+        short_run(copied, config, **options)
 
 
 def test_what_does_not_change_the_result_may_differ(finished, copied):
     shutil.rmtree(copied / "checkpoints" / "step-00000014")
-    config = dataclasses.replace(SHORT, log_every=3, accumulate=1, keep_checkpoints=1, checkpoint_every=5)
-    weights, _ = toy_run(copied, config)
+    config = dataclasses.replace(CONFIG, log_every=3, accumulate=1, keep_checkpoints=1, checkpoint_every=5)
+    weights, _ = short_run(copied, config)
     assert equal(weights, finished[1])
 
 
@@ -184,10 +185,10 @@ def test_a_corrupt_checkpoint_says_so_and_names_the_one_before(how, message, fin
     folder = copied / "checkpoints"
     damage(folder / "step-00000014", how)
     with pytest.raises(CheckpointError, match=r"step-00000014 is corrupt: " + message) as caught:
-        toy_run(copied, SHORT)
+        short_run(copied)
     assert f"Delete it to go on from the one before, {folder / 'step-00000012'}" in str(caught.value)
     shutil.rmtree(folder / "step-00000014")
-    weights, _ = toy_run(copied, SHORT)
+    weights, _ = short_run(copied)
     assert equal(weights, finished[1])
     assert read_metrics(copied) == read_metrics(finished[0])
 
@@ -197,28 +198,28 @@ def test_a_folder_without_an_index_is_told_passed_over_and_replaced(finished, co
     broken = copied / "checkpoints" / "step-00000014"
     (broken / "checkpoint.json").unlink()
     (broken / "leftover").touch()
-    weights, result = toy_run(copied, SHORT)
+    weights, result = short_run(copied)
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         f"{broken} has no checkpoint.json and is passed over; a whole one will replace it."
     ]
     assert equal(weights, finished[1])
     assert read_metrics(copied) == read_metrics(finished[0])
     assert (result.checkpoint, (broken / "leftover").exists()) == (broken, False)
-    again, _ = toy_run(copied, SHORT)
+    again, _ = short_run(copied)
     assert equal(again, weights)
 
 
 def test_a_checkpoint_of_an_earlier_version_without_a_checksum_of_its_index_is_read(finished, copied):
     shutil.rmtree(copied / "checkpoints" / "step-00000014")
     change_index(copied / "checkpoints" / "step-00000012", checksum=None)
-    weights, _ = toy_run(copied, SHORT)
+    weights, _ = short_run(copied)
     assert equal(weights, finished[1])
 
 
 def test_a_checkpoint_of_a_later_format_is_refused(copied):
     change_index(copied / "checkpoints" / "step-00000014", format=99)
     with pytest.raises(CheckpointError, match="has format 99; this version of horst reads format 1"):
-        toy_run(copied, SHORT)
+        short_run(copied)
 
 
 class Attack:
@@ -283,11 +284,11 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on_from_it
     with monkeypatch.context() as patch:
         full_disk(patch, room)
         with pytest.raises(CheckpointError, match=r"step 14 could not be written: .*No space left on device") as caught:
-            toy_run(copied, SHORT)
+            short_run(copied)
     assert "Make room" in str(caught.value)
     assert f"The last good checkpoint, {copied / 'checkpoints' / 'step-00000012'}, is untouched" in str(caught.value)
     assert [p.name for p in (copied / "checkpoints").iterdir()] == ["step-00000012"]
-    weights, _ = toy_run(copied, SHORT)
+    weights, _ = short_run(copied)
     assert equal(weights, finished[1])
     assert read_metrics(copied) == read_metrics(finished[0])
 
@@ -321,10 +322,10 @@ def test_metrics_that_fill_the_disk_stop_the_run_as_a_checkpoint_does(fault, fin
         with pytest.raises(
             CheckpointError, match=r"the metrics of step 1\d could not be written: .*No space"
         ) as caught:
-            toy_run(copied, SHORT)
+            short_run(copied)
     assert "Make room, or keep fewer checkpoints, and run again" in str(caught.value)
     assert f"The last good checkpoint, {copied / 'checkpoints' / 'step-00000012'}, is untouched" in str(caught.value)
-    weights, _ = toy_run(copied, SHORT)
+    weights, _ = short_run(copied)
     assert equal(weights, finished[1])
     assert read_metrics(copied) == read_metrics(finished[0])
 
@@ -333,7 +334,7 @@ def test_metrics_that_cannot_be_opened_are_told_as_those_that_cannot_be_written(
     (copied / "metrics.jsonl").unlink()
     (copied / "metrics.jsonl").mkdir()
     with pytest.raises(CheckpointError, match=r"the metrics could not be written: .*Is a directory") as caught:
-        toy_run(copied, SHORT)
+        short_run(copied)
     assert f"The last good checkpoint, {copied / 'checkpoints' / 'step-00000014'}, is untouched" in str(caught.value)
 
 

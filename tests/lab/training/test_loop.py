@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import (
     CONFIG,
+    SCHEDULE,
+    STEPS,
     Toy,
     ToyData,
     equal,
@@ -31,13 +33,14 @@ from horst.lab.training.interruption import StopRequest
 from horst.lab.training.run import Run
 from horst.optimizers.horst import HORST
 
-PLAIN = LoopConfig(steps=12, precision="float32", compile="off", checkpoint_every=None)
+PLAIN = LoopConfig(precision="float32", compile="off", checkpoint_every=None)
 
 
-def run(config, directory, *, model=None, optimizer=None, **task):
+def run(config, directory, *, steps=12, model=None, optimizer=None, **task):
     model = Toy() if model is None else model
     optimizer = make_optimizer("adamw", model.parameters()) if optimizer is None else optimizer
-    return model, train(dataclasses.replace(toy_task(model), **task), optimizer, config, directory=directory)
+    task = dataclasses.replace(toy_task(model), **task)
+    return model, train(task, optimizer, config, steps=steps, directory=directory)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "horst"])
@@ -52,9 +55,9 @@ def test_the_loop_is_these_few_lines(optimizer, method, tmp_path):
     average = copy.deepcopy(model)
     batches = ToyData().batches(0)
     losses = []
-    for step in range(CONFIG.steps):
+    for step in range(STEPS):
         for group in opt.param_groups:
-            group["lr"] = 0.02 * CONFIG.schedule.factor(step, CONFIG.steps)
+            group["lr"] = 0.02 * SCHEDULE.factor(step, STEPS)
         opt.zero_grad()
         loss = loss_of(model, *next(batches))
         loss.backward()
@@ -104,7 +107,7 @@ def test_bf16_computes_under_autocast_and_keeps_float32_weights(tmp_path):
         seen.append(out.dtype)
         return (out.float() - y).square().mean()
 
-    model, _ = run(dataclasses.replace(PLAIN, precision="bf16", steps=2), tmp_path, loss=loss)
+    model, _ = run(dataclasses.replace(PLAIN, precision="bf16"), tmp_path, steps=2, loss=loss)
     assert set(seen) == {torch.bfloat16}
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
@@ -135,10 +138,10 @@ def test_the_loss_is_read_when_it_is_logged_and_not_at_other_steps(method, tmp_p
     model = Toy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AdamW on a CPU reads its own step counts
     sparsifier = make_sparsifier(method, model, optimizer)
-    config = LoopConfig(steps=30, compile="off", clip_norm=1.0, ema_decay=0.9, log_every=10, checkpoint_every=None)
+    config = LoopConfig(compile="off", clip_norm=1.0, ema_decay=0.9, log_every=10, checkpoint_every=None)
     task = dataclasses.replace(toy_task(model), train=Counting())
     with HostReads() as reads:
-        train(task, optimizer, config, sparsifier=sparsifier, directory=tmp_path)
+        train(task, optimizer, config, steps=30, sparsifier=sparsifier, directory=tmp_path)
     steps = [b - a for a, b in itertools.pairwise(counts)]  # steps 0 to 28
     events = {3, 7, 12, 16, 20} if method else set()
     assert [i for i, reads in enumerate(steps) if reads and i not in events] == [9, 19]
@@ -192,15 +195,17 @@ class BrokenAt15(ToyData):
     ],
 )
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_good_checkpoint(log_every, message, tmp_path):
-    config = dataclasses.replace(PLAIN, steps=40, log_every=log_every, checkpoint_every=4)
+    config = dataclasses.replace(PLAIN, log_every=log_every, checkpoint_every=4)
     with pytest.raises(NonFiniteLoss, match=message) as caught:
-        run(config, tmp_path, train=BrokenAt15())
+        run(config, tmp_path, steps=40, train=BrokenAt15())
     assert f"The last good checkpoint is {tmp_path / 'checkpoints' / 'step-00000012'}" in str(caught.value)
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000008", "step-00000012"]
 
 
 @pytest.mark.parametrize("options", [{"checkpoint_every": 4}, {"eval_every": 4}, {"steps": 4}])
 def test_weights_that_are_not_finite_are_not_saved_or_judged_though_the_loss_still_is(options, tmp_path):
+    options = dict(options)
+
     class Breaking(HORST):
         def step(self, closure=None):
             super().step(closure)
@@ -210,15 +215,19 @@ def test_weights_that_are_not_finite_are_not_saved_or_judged_though_the_loss_sti
     model = Toy()
     optimizer = Breaking(model.parameters(), lr=1e-3)
     message = r"a loss or a weight is not finite at step 4; all was finite until step 3. There is no checkpoint yet"
+    steps = options.pop("steps", 12)
+    config = dataclasses.replace(PLAIN, log_every=4, **options)
     with pytest.raises(NonFiniteLoss, match=message):
-        run(dataclasses.replace(PLAIN, log_every=4, **options), tmp_path, model=model, optimizer=optimizer)
+        run(config, tmp_path, steps=steps, model=model, optimizer=optimizer)
 
 
 def refuse_broken(directory, weight):
     model = nn.Linear(*weight.shape[::-1], dtype=weight.dtype)
     model.weight.data.copy_(weight)
     task = dataclasses.replace(toy_task(model), evaluate=lambda model: {})
-    Run(task, torch.optim.SGD(model.parameters()), PLAIN, None, directory, StopRequest())._refuse_broken()
+    Run(
+        task, torch.optim.SGD(model.parameters()), PLAIN, 12, Constant(), None, directory, StopRequest()
+    )._refuse_broken()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -238,14 +247,14 @@ def test_deterministic_is_set_for_the_run_and_put_back(tmp_path):
         seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic))
         return loss_of(model, x, y)
 
-    run(dataclasses.replace(PLAIN, deterministic=True, steps=1), tmp_path, loss=loss)
+    run(dataclasses.replace(PLAIN, deterministic=True), tmp_path, steps=1, loss=loss)
     assert seen == [(True, True)]
     assert not torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cudnn.deterministic
 
 
 def test_lottery_tickets_rewind_the_learning_rate_too(tmp_path):
-    config = dataclasses.replace(CONFIG, steps=30, log_every=1, checkpoint_every=None)
+    config = dataclasses.replace(CONFIG, log_every=1, checkpoint_every=None)
     toy_run(tmp_path, config, method="imp")
     rates = {line["step"]: line["lr"] for line in read_metrics(tmp_path) if "lr" in line}
     assert rates[10] == rates[3]  # the first step of round 1 is that after two steps of round 0
@@ -386,7 +395,7 @@ def test_compiled_is_the_same_run_and_evaluations_compile_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"eval_every": 0}, "eval_every must be at least 1, got 0"),
         ({"log_every": 0}, "log_every must be at least 1"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, got 0.0. Use None for no clipping"),
         ({"precision": "bfloat16"}, "precision must be one of 'bf16', 'float32', got 'bfloat16'"),
@@ -397,7 +406,12 @@ def test_compiled_is_the_same_run_and_evaluations_compile_nothing(tmp_path):
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        LoopConfig(**{"steps": 3, **options})
+        LoopConfig(**options)
+
+
+def test_a_run_without_steps_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        run(PLAIN, tmp_path, steps=0)
 
 
 def test_batches_that_end_are_an_error(tmp_path):
@@ -420,7 +434,6 @@ def test_a_model_whose_state_is_no_tensor_is_refused(tmp_path):
 
 
 def test_a_constant_schedule_leaves_the_rate(tmp_path):
-    assert PLAIN.schedule == Constant()
     run(PLAIN, tmp_path)
     assert {line["lr"] for line in read_metrics(tmp_path) if "lr" in line} == {0.02}
     assert isinstance(toy_task(Toy()), Task)

@@ -50,12 +50,10 @@ def test_no_step_waits_for_the_device(optimizer, method, compile, tmp_path, monk
     monkeypatch.setattr(Run, "train_step", watched)
     model = Toy(dropout=0.1).cuda()
     opt = make_optimizer(optimizer, model.parameters())
-    config = LoopConfig(
-        steps=30, compile=compile, clip_norm=1.0, ema_decay=0.9, accumulate=2, log_every=7, checkpoint_every=None
-    )
+    config = LoopConfig(compile=compile, clip_norm=1.0, ema_decay=0.9, accumulate=2, log_every=7, checkpoint_every=None)
     task = dataclasses.replace(toy_task(model), train=OnDevice(), evaluate=lambda model: {"nothing": 0.0})
     sparsifier = make_sparsifier(method, model, opt)
-    result = train(task, opt, config, sparsifier=sparsifier, directory=tmp_path)
+    result = train(task, opt, config, steps=30, sparsifier=sparsifier, directory=tmp_path)
     assert result.step == 30
 
 

@@ -154,12 +154,12 @@ def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
     [("adamw", None), ("adamw", "rigl"), ("adamw", "imp"), ("horst", "acdc-values"), ("horst", "srste")],
 )
 def test_every_kind_of_run_resumes_bit_for_bit(optimizer, method, tmp_path, monkeypatch):
-    config = dataclasses.replace(CONFIG, steps=26, checkpoint_every=None)
-    weights, _ = toy_run(tmp_path / "whole", config, optimizer=optimizer, method=method)
+    config = dataclasses.replace(CONFIG, checkpoint_every=None)
+    weights, _ = toy_run(tmp_path / "whole", config, steps=26, optimizer=optimizer, method=method)
     monkeypatch.setattr("toy_runs.ToyData", signal_at({10, 15}, signal.SIGTERM))
     for _ in range(2):
         with pytest.raises(Interrupted):
-            toy_run(tmp_path / "parts", config, optimizer=optimizer, method=method)
-    again, _ = toy_run(tmp_path / "parts", config, optimizer=optimizer, method=method)
+            toy_run(tmp_path / "parts", config, steps=26, optimizer=optimizer, method=method)
+    again, _ = toy_run(tmp_path / "parts", config, steps=26, optimizer=optimizer, method=method)
     assert equal(again, weights)
     assert read_metrics(tmp_path / "parts") == read_metrics(tmp_path / "whole")

@@ -133,9 +133,8 @@ def make_sparsifier(name: str | None, model: nn.Module, optimizer: torch.optim.O
     return None
 
 
+STEPS, SCHEDULE = 30, OneCycle(warmup_steps=5)
 CONFIG = LoopConfig(
-    steps=30,
-    schedule=OneCycle(warmup_steps=5),
     precision="float32",
     compile="off",
     clip_norm=0.5,
@@ -150,6 +149,7 @@ def toy_run(
     directory: Path,
     config: LoopConfig = CONFIG,
     *,
+    steps: int = STEPS,
     optimizer: str = "horst",
     method: str | None = "acdc",
     dropout: float = 0.1,
@@ -164,7 +164,7 @@ def toy_run(
     sparsifier = make_sparsifier(method, model, opt)
     task = (text_task if text else toy_task)(model, rank(), world_size())
     try:
-        result = train(task, opt, config, sparsifier=sparsifier, directory=directory)
+        result = train(task, opt, config, steps=steps, schedule=SCHEDULE, sparsifier=sparsifier, directory=directory)
     finally:
         if sparsifier is not None:
             sparsifier.close()

@@ -2,69 +2,56 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from horst.lab import fields
 from horst.lab.baselines.penalize_l1 import penalize_l1
 from horst.lab.baselines.spred import factorize
 from horst.lab.baselines.together import Together
+from horst.lab.fields import option
+from horst.operators import Adam, HyperbolicEntropy
+from horst.operators import Mirror as MirrorOperator
 from horst.optimizers.compose import compose
+from horst.optimizers.composed import Composed
 from horst.optimizers.ham import HAM
 from horst.optimizers.horst import HORST
-from horst.optimizers.hyperbolic import HyperbolicAdam
 from horst.optimizers.l1 import soft_threshold
 from horst.optimizers.param_groups import Mirror, ParamGroups, param_groups
 from horst.sparsity import find_layers
 
-# adamw-held: AdamW whose learning rate has the bound of HORST's own rule
 Name = Literal[
-    "adamw", "adamw-held", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-l1", "adamw-proximal",
-    "horst-proximal", "spred",
+    "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-penalty", "adamw-l1", "horst-l1", "spred",
 ]  # fmt: skip
 Decay = Literal["matrices", "all"]
 Alpha = float | Literal["auto"]
-# The fields of Optimization that make a contender what it is; all other fields are shared.
-STRENGTHS: dict[Name, tuple[str, ...]] = {
-    "adamw": (),
-    "adamw-held": (),
-    "ham": ("ham_alpha", "ham_beta"),
-    "horst": ("alpha", "beta"),
-    "hyperbolic": ("alpha",),
-    "muon": ("muon_lr_ratio",),
-    "horst-muon": ("alpha", "beta", "muon_lr_ratio"),
-    "adamw-l1": ("l1",),
-    "adamw-proximal": ("proximal",),
-    "horst-proximal": ("alpha", "beta", "proximal"),
-    "spred": ("spred_decay",),
-}
+Groups = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """How the weights are updated; every contender of a table has the same of these but for what makes it one.
+    """How the weights are updated: settings shared by all optimizers of a table, plus each one's own.
 
     Args:
         lr: Peak learning rate.
-        betas, eps, weight_decay: Adam's.
-        decay: What decays: matrices but not embeddings and positions, or all tensors.
-        mirror: Which tensors get the mirror step (or the L1 penalty); the paper does not say.
+        betas, eps, weight_decay: Adam's settings.
+        decay: Tensors that decay: matrices but not embeddings and positions, or all.
+        mirror: Tensors that get the mirror step, or the ``penalty`` and ``l1`` of AdamW. The paper does not state it.
         no_mirror: Kinds of tensors, or patterns of names, that get none after all, such as ``embedding``.
-        alpha, beta: HORST's, alone and over Muon; alpha is the hyperbolic map's too. ``auto`` is HORST's own rule.
-        ham_alpha, ham_beta: HAM's; its public defaults are 200 and 1e-3.
-        muon_lr_ratio: Muon's learning rate for the matrices in the blocks, as a multiple of ``lr``, which the rest gets
-            from Adam. Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with
-            like.
-        l1: Of adamw-l1, added to the gradient; 1e-4 is of the size of a small model's gradients.
-        proximal: Of adamw-proximal and horst-proximal: a weight shrinks by ``lr`` times this a step; Adam moves it by
-            up to ``lr``. With HORST it is for the matrices in the blocks, whatever gets the mirror step.
-        spred_decay: Of spred: the decoupled decay of both factors of each matrix in the blocks.
+        alpha: Strength of HORST's mirror step, and of the hyperbolic map; ``auto`` is HORST's own rule.
+        beta: Decay inside HORST's mirror step.
+        ham_alpha, ham_beta: The same of HAM; its public defaults are 200 and 1e-3.
+        muon_lr_ratio: Muon's learning rate for the matrices in the blocks over ``lr``, at which Adam steps the rest.
+            Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with like.
+        l1: Soft threshold of adamw-l1 and horst-l1: a weight shrinks by ``lr * l1`` per step, and Adam moves it by up
+            to ``lr``. With HORST it is for the matrices in the blocks, whatever gets the mirror step.
+        penalty: L1 penalty of adamw-penalty, added to the gradient; a small model's gradients are of the size of 1e-4.
+        spred_decay: Decoupled decay of both factors of each matrix in the blocks, for spred.
     """
 
     lr: float = 1e-3
@@ -74,47 +61,42 @@ class Optimization:
     decay: Decay = "matrices"
     mirror: Mirror = "matrices"
     no_mirror: tuple[str, ...] = ()
-    alpha: Alpha = 5.0
-    beta: float = 0.0
-    ham_alpha: float = 200.0
-    ham_beta: float = 0.0
-    muon_lr_ratio: float = 1.0
-    l1: float = 1e-4
-    proximal: float = 0.1
-    spred_decay: float = 0.5
-
-    def strength(self, name: Name) -> tuple[Alpha, float]:
-        """Alpha and beta of a contender's mirror step; 0 for those without one."""
-        mirrored: dict[str, tuple[Alpha, float]] = {
-            "ham": (self.ham_alpha, self.ham_beta),
-            "horst": (self.alpha, self.beta),
-            "horst-muon": (self.alpha, self.beta),
-            "horst-proximal": (self.alpha, self.beta),
-            "hyperbolic": (self.alpha, 0.0),
-        }
-        return mirrored.get(name, (0.0, 0.0))
-
-    def about(self, name: Name) -> dict[str, Any]:
-        """What a row of a table says of the contender: its name, its mirror step, its threshold if it has one.
-
-        Example:
-            >>> Optimization(alpha="auto", proximal=0.03).about("horst-proximal")
-            {'optimizer': 'horst-proximal', 'alpha': 'auto', 'beta': 0.0, 'threshold': 0.03}
-        """
-        alpha, beta = self.strength(name)
-        threshold = {"threshold": self.proximal} if name.endswith("-proximal") else {}
-        return {"optimizer": name, "alpha": alpha, "beta": beta, **threshold}
+    alpha: Alpha = option(5.0, read_by=("horst", "horst-muon", "horst-l1", "hyperbolic"))
+    beta: float = option(0.0, read_by=("horst", "horst-muon", "horst-l1"))
+    ham_alpha: float = option(200.0, read_by=("ham",))
+    ham_beta: float = option(0.0, read_by=("ham",))
+    muon_lr_ratio: float = option(1.0, read_by=("muon", "horst-muon"))
+    l1: float = option(0.1, read_by=("adamw-l1", "horst-l1"))
+    penalty: float = option(1e-4, read_by=("adamw-penalty",))
+    spred_decay: float = option(0.5, read_by=("spred",))
 
     def settings(self, name: Name) -> dict[str, Any]:
-        """What the contender is made with: the fields without the strengths of others, which do not change it.
+        """The fields that a contender reads.
 
         Example:
             >>> Optimization(alpha=20.0).settings("adamw") == Optimization(alpha=5.0).settings("adamw")
             True
         """
-        _check_name(name)
-        others = {field for fields in STRENGTHS.values() for field in fields} - set(STRENGTHS[name])
-        return {field: value for field, value in dataclasses.asdict(self).items() if field not in others}
+        if name not in get_args(Name):
+            raise ValueError(f"optimizers must be among {', '.join(get_args(Name))}, got {name!r}.")
+        return fields.settings(self, reader=name)
+
+    def strength(self, name: Name) -> tuple[Alpha, float]:
+        """Alpha and beta of a contender's mirror step; 0 for contenders without one."""
+        read = self.settings(name)
+        prefix = "ham_" if name == "ham" else ""
+        return read.get(f"{prefix}alpha", 0.0), read.get(f"{prefix}beta", 0.0)
+
+    def about(self, name: Name) -> dict[str, Any]:
+        """What a row of a table says of the contender: its name, its mirror step, its ``l1`` if it has one.
+
+        Example:
+            >>> Optimization(alpha="auto", l1=0.03).about("horst-l1")
+            {'optimizer': 'horst-l1', 'alpha': 'auto', 'beta': 0.0, 'l1': 0.03}
+        """
+        alpha, beta = self.strength(name)
+        l1 = {"l1": self.l1} if "l1" in self.settings(name) else {}
+        return {"optimizer": name, "alpha": alpha, "beta": beta, **l1}
 
     def label(self, name: Name) -> str:
         """The contender's strength for the name of a folder.
@@ -130,9 +112,10 @@ class Optimization:
     def groups(self, model: nn.Module, name: Name) -> ParamGroups:
         """The contender's parameter groups."""
         alpha, beta = self.strength(name)
+        # those without a mirror step that have something else in its place
         own = {
+            "adamw-penalty": ("l1", self.penalty),
             "adamw-l1": ("l1", self.l1),
-            "adamw-proximal": ("l1", self.proximal),
             "spred": ("weight_decay", self.spred_decay),
         }.get(name)
         factors = name == "spred"  # they lie in the blocks
@@ -143,7 +126,7 @@ class Optimization:
             beta=beta,
             mirror="blocks" if factors else self.mirror,
             no_mirror=() if factors else self.no_mirror,
-            l1=self.proximal if name == "horst-proximal" else 0.0,
+            l1=self.l1 if name == "horst-l1" else 0.0,
         )
         for group in groups:
             if self.decay == "all":
@@ -163,96 +146,46 @@ class Optimization:
             >>> type(optimizer).__name__, optimizer.param_groups[0]["alpha"]
             ('HORST', 5.0)
         """
-        _check_name(name)
-        return _MAKERS[name](self, model, name)
-
-    def adam(self) -> dict[str, Any]:
-        """What all kinds of Adam are given."""
-        return {"lr": self.lr, "betas": self.betas, "eps": self.eps}
-
-
-def _check_name(name: str) -> None:
-    if name not in get_args(Name):
-        raise ValueError(f"optimizers must be among {', '.join(get_args(Name))}, got {name!r}.")
-
-
-def _adamw(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    fused = next(model.parameters()).is_cuda or None
-    return torch.optim.AdamW(settings.groups(model, name), **settings.adam(), fused=fused)
-
-
-def _adamw_l1(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    optimizer = _adamw(settings, model, name)
-    penalize_l1(optimizer)
-    return optimizer
-
-
-def _adamw_proximal(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    optimizer = _adamw(settings, model, name)
-    soft_threshold(optimizer)
-    return optimizer
-
-
-def _spred(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    factorize(model, [layer.param for layer in find_layers(model, "blocks")])
-    return _adamw(settings, model, name)
-
-
-def _horst(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    with _any_lr():
-        return HORST(settings.groups(model, name), **settings.adam())
+        alpha, beta = self.strength(name)
+        if name == "spred":
+            factorize(model, [layer.param for layer in find_layers(model, "blocks")])
+        groups = self.groups(model, name)
+        adam: dict[str, Any] = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
+        with warnings.catch_warnings():  # a study tries learning rates that auto clips on purpose
+            warnings.filterwarnings("ignore", message="lr=.* is more than")
+            if name in ("horst", "horst-l1"):
+                return HORST(groups, **adam)
+            if name == "ham":
+                return HAM(groups, **adam)
+            if name == "hyperbolic":
+                assert not isinstance(alpha, str), "auto is HORST's own rule"
+                mirrored, rest = (
+                    [group for group in groups if bool(group["alpha"]) is wanted] for wanted in (True, False)
+                )
+                operator = MirrorOperator(HyperbolicEntropy(1 / alpha)) @ (Adam(self.betas, self.eps) * alpha)
+                parts: list[Optimizer] = [Composed(mirrored, operator, self.lr, exact_mirror=True)]
+                return Together(*parts, *([torch.optim.AdamW(rest, **adam)] if rest else []))
+            if name in ("muon", "horst-muon"):
+                matrices, rest = _split(groups, {id(layer.param) for layer in find_layers(model, "blocks")})
+                muon: Optimizer = torch.optim.Muon(
+                    matrices, lr=self.lr * self.muon_lr_ratio, adjust_lr_fn="match_rms_adamw"
+                )
+                if name == "muon":
+                    return Together(muon, torch.optim.AdamW(rest, **adam))
+                return Together(compose(muon, alpha=alpha, beta=beta), HORST(rest, **adam))
+        adamw = torch.optim.AdamW(groups, **adam, fused=next(model.parameters()).is_cuda or None)
+        if name == "adamw-penalty":
+            penalize_l1(adamw)
+        elif name == "adamw-l1":
+            soft_threshold(adamw)
+        return adamw
 
 
-def _adamw_held(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    del name
-    optimizer = _horst(dataclasses.replace(settings, alpha="auto", beta=0.0), model, "horst")
-    for group in optimizer.param_groups:
-        group["alpha"] = 0.0
-    return optimizer
-
-
-@contextlib.contextmanager
-def _any_lr() -> Iterator[None]:
-    """Without the warning that auto holds a large learning rate: a study tries such ones on purpose."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="lr=.* is more than")
-        yield
-
-
-def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
-    matrices, rest = _apart(settings.groups(model, name), model)
-    muon: Optimizer = torch.optim.Muon(
-        matrices, lr=settings.lr * settings.muon_lr_ratio, adjust_lr_fn="match_rms_adamw"
-    )
-    if name == "muon":
-        return Together(muon, torch.optim.AdamW(rest, **settings.adam()))
-    alpha, beta = settings.strength(name)
-    with _any_lr():
-        return Together(compose(muon, alpha=alpha, beta=beta), HORST(rest, **settings.adam()))
-
-
-def _apart(groups: ParamGroups, model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The groups with only the matrices in the blocks, and with only the rest."""
-    inside = {id(layer.param) for layer in find_layers(model, "blocks")}
-    matrices: list[dict[str, Any]] = []
-    rest: list[dict[str, Any]] = []
+def _split(groups: Groups, inside: set[int]) -> tuple[Groups, Groups]:
+    """The groups with only the parameters whose ids are given, and with only the others."""
+    found: tuple[Groups, Groups] = [], []
     for group in groups:
-        for found, wanted in ((matrices, True), (rest, False)):
+        for wanted, part in zip((True, False), found, strict=True):
             if params := [p for p in group["params"] if (id(p) in inside) is wanted]:
-                found.append({**group, "params": params})
-    return matrices, rest
-
-
-_MAKERS: dict[Name, Callable[[Optimization, nn.Module, Name], Optimizer]] = {
-    "adamw": _adamw,
-    "adamw-held": _adamw_held,
-    "ham": lambda settings, model, name: HAM(settings.groups(model, name), **settings.adam()),
-    "horst": _horst,
-    "hyperbolic": lambda settings, model, name: HyperbolicAdam(settings.groups(model, name), **settings.adam()),
-    "muon": _muon,
-    "horst-muon": _muon,
-    "adamw-l1": _adamw_l1,
-    "adamw-proximal": _adamw_proximal,
-    "horst-proximal": _horst,
-    "spred": _spred,
-}
+                part.append({**group, "params": params})
+    return found

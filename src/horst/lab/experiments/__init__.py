@@ -1,4 +1,1 @@
-"""One module a table or figure of the paper: a frozen Config, ``run(config) -> Result``, and a command line.
-
-``python -m horst.lab.experiments.figure5_additive_vs_multiplicative --help`` lists the fields of a config.
-"""
+"""One module per table or figure of the paper: a frozen Config and ``run(config) -> Result``, run by ``horst run``."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from horst.lab.experiments import toy_suite
 from horst.lab.experiments.methods import DiagonalMethod
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 from horst.operators import Adam, Identity
 
 
@@ -49,19 +49,10 @@ def run(config: Config) -> Result:
         curves = {"profiles": toy_suite.profiles(trajectories), "support": int(data.support.sum())}
         return rows, curves, _NOTES
 
-    return timed("figure1_diagonal_network", config, body)
-
-
-def main() -> None:
-    """The command line."""
-    command_line(Config, run, "figure1_diagonal_network: GD and Adam on the factors of a diagonal network")
+    return run_and_record("figure1_diagonal_network", config, body)
 
 
 _NOTES = [
     "theta is the product of the factors. Balanced: every factor starts at the root of init_scale, so theta stays "
     "non-negative. The other start has u at the root and v at 0.",
 ]
-
-
-if __name__ == "__main__":
-    main()

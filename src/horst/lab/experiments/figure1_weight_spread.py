@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from horst.extras import load_extra
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 from horst.lab.experiments.trained_weights import find_checkpoint, trained_weights
 from horst.lab.experiments.weight_histogram import weight_histogram
 
@@ -60,7 +60,7 @@ def run(config: Config) -> Result:
         notes = ["Each tensor is standardised by itself; a Gaussian has kurtosis 3."]
         return rows, {"histograms": histograms}, notes
 
-    return timed(NAME, config, body)
+    return run_and_record(NAME, config, body)
 
 
 def read_weights(model: str) -> dict[str, Tensor]:
@@ -116,7 +116,3 @@ def _read_file(path: pathlib.Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not any(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{path.name} holds no named tensors.")
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: how the weights of trained networks are spread.")

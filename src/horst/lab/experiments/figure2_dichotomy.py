@@ -12,7 +12,7 @@ from typing import Any
 from horst.lab.data.separable import sparse_teacher_data
 from horst.lab.experiments import toy_suite
 from horst.lab.experiments.methods import Method, OperatorMethod
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 from horst.operators import (
     L1,
     L2,
@@ -56,7 +56,7 @@ def run(config: Config) -> Result:
             row.update(measured.get(row["operator"], {}))
         return rows, {}, _NOTES
 
-    return timed("figure2_dichotomy", config, body)
+    return run_and_record("figure2_dichotomy", config, body)
 
 
 def _operators(gamma: float) -> list[tuple[str, str, Operator]]:
@@ -120,18 +120,9 @@ def _measured_bias(config: Config) -> dict[str, dict[str, Any]]:
     return {row["method"]: {key: row[key] for key in wanted} for row in rows}
 
 
-def main() -> None:
-    """The command line."""
-    command_line(Config, run, "figure2_dichotomy: the measured properties of the operators")
-
-
 _NOTES = [
     "linear, bounded and coercive are verdicts of numerical probes: 'no' comes with a counter-example, 'yes' means "
     "that none was found. bound is C of Definition 3.2 in the L2 norm, mu the constant of Definition 3.7.",
     "Angles in degrees to the max-margin solutions after the toy budget, for the figure's four quadrants.",
     "Figure 2 calls coordinate descent infeasible for large networks, which is about cost: a toy run does not show it.",
 ]
-
-
-if __name__ == "__main__":
-    main()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from horst.lab.experiments import toy_suite
-from horst.lab.experiments.result import Result, command_line
+from horst.lab.experiments.result import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(toy_suite.Config):
-    """The toy suite"s setting with this figure"s methods; the other fields are those of the suite.
+    """The toy suite's setting with this figure's methods.
 
     Args:
-        methods: The methods drawn.
+        methods: Methods to draw.
     """
 
     methods: tuple[str, ...] = ("adam", "exp_adam", "adam_exp")
@@ -24,16 +24,7 @@ def run(config: Config) -> Result:
     return toy_suite.run_profiles("figure3_composition_order", config, _NOTES)
 
 
-def main() -> None:
-    """The command line."""
-    command_line(Config, run, "figure3_composition_order: Exp-Adam against Adam-Exp")
-
-
 _NOTES = [
     "Lemma 4.3 is exact for the sign; Adam stands in for it. leads is the share of seeds in which the informative "
     "coordinates are the largest.",
 ]
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from horst.lab.experiments import toy_suite
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,19 +48,10 @@ def run(config: Config) -> Result:
                 curves["losses"][f"{name}@{lr:g}"] = curve
         return rows, curves, _NOTES
 
-    return timed("figure7_loss_curves", config, body)
-
-
-def main() -> None:
-    """The command line."""
-    command_line(Config, run, "figure7_loss_curves: the loss of SignSGD and of the cosh entropy over time")
+    return run_and_record("figure7_loss_curves", config, body)
 
 
 _NOTES = [
     "log10 of the loss by log-sum-exp, so it goes on where the loss itself underflows (10^-323 in float64); the "
     "gradient underflows there too. Steps are counted to the next snapshot.",
 ]
-
-
-if __name__ == "__main__":
-    main()

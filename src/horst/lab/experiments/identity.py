@@ -1,6 +1,7 @@
 """What makes a run this run: the settings that decide what it computes, and the data it was given.
 
 Both go into its checkpoints, which another run does not go on from, and into its outcome, which no other run is given.
+:mod:`horst.lab.fields` says which settings decide.
 """
 
 from __future__ import annotations
@@ -12,45 +13,51 @@ import os
 import pathlib
 from typing import Any
 
-from horst.lab.baselines.contenders import Name
+from horst.lab import fields
+from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.data.image_data import ImageData
 from horst.lab.data.image_files import find_images
 from horst.lab.data.token_files import open_tokens
-from horst.lab.experiments.result import plain
+from horst.lab.experiments.result import to_json
 
-# Fields that change nothing in a run's outcome, nor which checkpoints and curves it leaves.
-SILENT = ("compile", "parallel", "workers", "log_every", "keep_checkpoints", "tensorboard", "wandb")
-# Those, and fields that change how fast a run is, how much memory it takes, how often it is looked at: a run that was
-# interrupted may go on with others.
-HOW = (
-    *SILENT, "accumulate", "attention", "loss_rows", "deterministic", "eval_batch_size", "eval_batches", "eval_every",
-    "checkpoint_every",
-)  # fmt: skip
+#: Fields of the optimization that only some contenders read.
+STRENGTHS = frozenset(field.name for field in dataclasses.fields(Optimization) if field.metadata.get("read_by"))
 _BEGINNING = 1 << 20  # bytes
 _SAMPLE = 256  # files
 
 
 def settings(run: Any, optimizer: Name) -> dict[str, Any]:
-    """A run's config as JSON, without the strengths of other contenders, where its data lie, and :data:`SILENT`.
+    """The settings of a run's outcome, as JSON: without other contenders' strengths and where the data lie.
 
     Args:
         run: A ``LanguageConfig`` or a ``VisionConfig``.
         optimizer: The contender.
     """
-    fields = {**dataclasses.asdict(run), "optimization": run.optimization.settings(optimizer)}
-    found: dict[str, Any] = plain({name: fields[name] for name in fields if name not in ("data", *SILENT)})
+    found: dict[str, Any] = to_json(fields.settings(run, without=("nothing",), reader=optimizer))
+    del found["data"]  # a path: what lies there is told by its digest
     return found
 
 
 def deciding(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a run computes: all but :data:`HOW`.
+    """The settings that decide what a run computes, of a config as a result file holds it.
+
+    Left out are fields that change speed, memory or how often a run is looked at, which may change when it is resumed,
+    and those that say which runs a table has.
 
     Example:
-        >>> deciding({"steps": 10, "compile": "auto", "model": {"heads": 2, "attention": "short"}})
-        {'steps': 10, 'model': {'heads': 2}}
+        >>> deciding({"steps": 10, "loop": {"compile": "auto"}, "model": {"heads": 2, "attention": "short"}})
+        {'steps': 10, 'loop': {}, 'model': {'heads': 2}}
     """
-    kept = {name: value for name, value in settings.items() if name not in HOW}
+    kept = {name: value for name, value in settings.items() if name not in _not_deciding()}
     return {name: deciding(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+@functools.cache
+def _not_deciding() -> frozenset[str]:
+    from horst.lab.experiments.recipes import RECIPES  # all configs, some of whose modules import this one
+
+    kinds = {type(config()) for recipe in RECIPES.values() for config in recipe.scales.values()}
+    return fields.names(*kinds, affects=("execution", "rows", "nothing"))
 
 
 def token_data(folder: pathlib.Path) -> dict[str, Any]:
@@ -58,6 +65,17 @@ def token_data(folder: pathlib.Path) -> dict[str, Any]:
 
     The beginning of each file is in the digest too, for sources without one.
     """
+    return _token_data(folder.absolute(), stamp(folder))
+
+
+def stamp(path: pathlib.Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of a file or of the files in a folder: while it stays, they need not be read again."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
+
+
+@functools.lru_cache(maxsize=8)
+def _token_data(folder: pathlib.Path, stamp: Any) -> dict[str, Any]:
     opened = {split: open_tokens(folder / f"{split}.bin") for split in ("train", "val")}
     digest = hashlib.sha256((folder / "meta.json").read_bytes())
     for file in opened.values():
@@ -81,7 +99,7 @@ def image_folders(root: pathlib.Path) -> dict[str, Any]:
     """What folders of images hold, without reading them: how many files, a digest of their names and of some sizes.
 
     Args:
-        root: An absolute path, under which the answer is remembered.
+        root: Absolute path, under which the answer is remembered.
     """
     digest = hashlib.sha256()
     counts = {}

@@ -16,11 +16,10 @@ from horst.lab.baselines.spred import merge_factors
 from horst.lab.data.token_batches import EvaluationBatch, TokenBatches, evaluation_batches
 from horst.lab.experiments import identity
 from horst.lab.experiments.whole import whole_model
+from horst.lab.fields import option
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.lab.training import LoopConfig, OneCycle, Task, TrainResult, parallelize, perplexity, train
-from horst.lab.training.config import Compile
 from horst.lab.training.distributed import World
-from horst.lab.training.evaluate import Precision
 
 ORDER_SEED = 1337  # of the data in the paper's base code
 
@@ -31,49 +30,42 @@ class LanguageConfig:
 
     Args:
         data: Folder with ``train.bin``, ``val.bin`` and ``meta.json``, as ``horst data`` writes them.
-        model: Its shape.
-        optimization: The optimizers' settings.
-        steps: Of the optimizer.
-        batch_size: Sequences a step, over all processes.
-        warmup_steps: Of the learning rate, which then falls along a cosine to a hundredth.
-        clip_norm: Of the gradient. The paper does not say; 1.0 is its base code's default.
-        precision: bf16 computes under autocast, weights stay float32.
-        compile: Whether to compile the model; auto does on a GPU.
+        model: Shape of the model.
+        optimization: Settings of the optimizers.
+        loop: Settings of the training loop. The paper does not state a gradient-norm limit; 1.0 is its base code's.
+        steps: Optimizer steps.
+        batch_size: Sequences per step, over all processes.
+        warmup_steps: Steps in which the learning rate rises, before it falls along a cosine to a hundredth.
         parallel: With torchrun: whole copies (ddp) or shards (fsdp).
-        accumulate: Split each process's batch into so many parts, one after the other: less memory, the same gradient.
-        ema_decay: Of an average of the weights, evaluated beside them and not pruned; none keeps none.
         eval_batch_size: Sequences at a time when evaluating; with ``eval_batches``, over all processes.
-        eval_batches: So many batches of the validation file are evaluated on, from its beginning; none is all of it.
-        eval_every: Steps between evaluations; none evaluates at the end only.
-        checkpoint_every: Steps between checkpoints; none writes one only when interrupted.
-        keep_checkpoints: How many stay.
-        log_every: Steps between two lines of ``metrics.jsonl``.
-        tensorboard: Write to the folder ``tensorboard`` of each run too.
-        wandb: Project of Weights & Biases to report to.
-        deterministic: Deterministic algorithms only: a resumed run on one GPU is then the same bit for bit.
+        eval_batches: Number of batches of the validation file, from its beginning, to evaluate on; None is all of it.
     """
 
     data: pathlib.Path = pathlib.Path("data/slimpajama")
-    model: GPT2Config = GPT2Config()  # noqa: RUF009 - frozen
-    optimization: Optimization = Optimization(betas=(0.9, 0.95))  # noqa: RUF009 - frozen
+    model: GPT2Config = GPT2Config()
+    optimization: Optimization = Optimization(betas=(0.9, 0.95))
+    loop: LoopConfig = LoopConfig(clip_norm=1.0, log_every=50)
     steps: int = 25_000
     batch_size: int = 128
     warmup_steps: int = 3000
-    clip_norm: float | None = 1.0
-    precision: Precision = "bf16"
-    compile: Compile = "auto"
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    accumulate: int = 1
-    ema_decay: float | None = None
-    eval_batch_size: int = 64
-    eval_batches: int | None = None
-    eval_every: int | None = None
-    checkpoint_every: int | None = 1000
-    keep_checkpoints: int = 2
-    log_every: int = 50
-    tensorboard: bool = False
-    wandb: str | None = None
-    deterministic: bool = False
+    parallel: Literal["ddp", "fsdp"] = option("ddp", affects="nothing")
+    eval_batch_size: int = option(64, affects="execution")
+    eval_batches: int | None = option(None, affects="execution")  # the windows evaluated are in run_identity
+
+
+def in_words(config: LanguageConfig) -> str:
+    """What is trained on what, for a result file.
+
+    Example:
+        >>> in_words(LanguageConfig(steps=6000, data=pathlib.Path("data/wikipedia"))).split("; ")[0]
+        'a GPT of 12 blocks of width 768 on wikipedia, 6,000 steps of 128 x 512 tokens (393,216,000 tokens)'
+    """
+    rows, context = config.batch_size, config.model.context
+    return (
+        f"a GPT of {config.model.layers} blocks of width {config.model.width} on {config.data.name}, {config.steps:,} "
+        f"steps of {rows} x {context} tokens ({config.steps * rows * context:,} tokens); the paper: 12 blocks of width "
+        "768, SlimPajama, 1,638,400,000 tokens"
+    )
 
 
 def run_identity(config: LanguageConfig, optimizer: Name, seed: int) -> dict[str, Any]:
@@ -115,23 +107,14 @@ def train_language_model(
         units_per_row=config.model.context,
         identity={**about, "run": identity.deciding(about["run"])},
     )
-    loop = LoopConfig(
+    result = train(
+        task,
+        config.optimization.make(model, optimizer),
+        config.loop,
         steps=config.steps,
         schedule=OneCycle(warmup_steps=config.warmup_steps),
-        precision=config.precision,
-        compile=config.compile,
-        accumulate=config.accumulate,
-        clip_norm=config.clip_norm,
-        ema_decay=config.ema_decay,
-        eval_every=config.eval_every,
-        log_every=config.log_every,
-        checkpoint_every=config.checkpoint_every,
-        keep_checkpoints=config.keep_checkpoints,
-        tensorboard=config.tensorboard,
-        wandb=config.wandb,
-        deterministic=config.deterministic,
+        directory=directory,
     )
-    result = train(task, config.optimization.make(model, optimizer), loop, directory=directory)
     merge_factors(model)
     return whole_model(model, GPT2(config.model), world.device), result
 
@@ -144,7 +127,7 @@ def _loss(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
 def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: World) -> Mapping[str, float]:
     """Perplexity over the validation file, or its beginning, in windows that do not overlap."""
     batches = itertools.islice(_validation(config, world), config.eval_batches)
-    return perplexity(model, batches, precision=config.precision)
+    return perplexity(model, batches, precision=config.loop.precision)
 
 
 def _validation(config: LanguageConfig, world: World) -> Iterator[EvaluationBatch]:

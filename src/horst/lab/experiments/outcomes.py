@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from horst.lab.experiments.result import environment, plain
+from horst.lab.experiments.result import environment, to_json
 from horst.lab.training import NonFiniteLoss
 from horst.lab.training.distributed import on_every_rank, rank
 from horst.optimizers import auto_alpha
@@ -19,25 +19,27 @@ from horst.optimizers import auto_alpha
 logger = logging.getLogger(__name__)
 
 
-def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]], device: str = "cpu") -> dict[str, Any]:
+def load_or_run(
+    path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]], device: str = "cpu"
+) -> dict[str, Any]:
     """What ``compute`` returned, from ``path`` if it was computed before with an equal ``config``.
 
-    Under ``"origin"`` it says where that was: the ``environment`` of the process, and how many ``seconds`` it took.
+    Under ``"origin"`` it holds the ``environment`` of the process that computed, and the ``seconds`` it took.
 
     Args:
-        path: A JSON file, written whole or not at all.
-        config: A dataclass or a dictionary.
-        compute: Runs on all ranks; what rank 0 returns is kept, and returned on all.
-        device: Which it computes on.
+        path: JSON file, written whole or not at all.
+        config: Dataclass or dictionary.
+        compute: Function that runs on all ranks; what rank 0 returns is kept, and returned on all.
+        device: Device that it computes on.
     """
-    wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
+    wanted = to_json(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
     rule = [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD]  # the numbers of alpha="auto"
     key = {"config": wanted, "auto": rule}
     saved = _of_rank_0(lambda: _read(path, key))
     if not saved:
         origin: dict[str, Any] = {"environment": environment(device)}
         began = time.perf_counter()
-        outcome = plain(compute())
+        outcome = to_json(compute())
         origin["seconds"] = round(time.perf_counter() - began, 3)
         saved = _of_rank_0(lambda: _write(path, {**key, "outcome": outcome, "origin": origin}))
     return {**saved["outcome"], "origin": saved["origin"]}

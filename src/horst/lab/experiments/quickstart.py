@@ -30,15 +30,15 @@ from horst.lab.data.image_data import read_digits
 from horst.lab.data.tokenization import write_token_files
 from horst.lab.experiments import table1_deit_acdc, table6_gpt2_one_shot
 from horst.lab.experiments.language_model import LanguageConfig
-from horst.lab.experiments.result import Origin, Result, command_line, environment, provenance
+from horst.lab.experiments.result import Origin, Result, environment, provenance
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import Interrupted, World, processes
+from horst.lab.training import Interrupted, LoopConfig, World, processes
 
 NAME = "quickstart"
 OPTIMIZERS: tuple[Name, ...] = ("adamw", "horst")
-LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-proximal": "proximal HORST"}
+LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST with l1"}
 # More do not help models this small; and not all cores: where another program wants one, threads that wait for each
 # other make small steps ten times slower.
 THREADS = 4
@@ -103,17 +103,15 @@ class Config:
 
     def language(self, data: pathlib.Path, optimizer: Name) -> LanguageConfig:
         """How the language models are trained."""
-        alpha: Alpha = "auto" if optimizer == "horst-proximal" else self.alpha
+        alpha: Alpha = "auto" if optimizer == "horst-l1" else self.alpha
         return LanguageConfig(
             data=data,
             model=GPT2Config(layers=2, heads=4, width=64, context=64, vocabulary=257),
-            optimization=Optimization(lr=self.lr, betas=(0.9, 0.95), alpha=alpha, proximal=self.l1),
+            optimization=Optimization(lr=self.lr, betas=(0.9, 0.95), alpha=alpha, l1=self.l1),
+            loop=LoopConfig(precision="float32", clip_norm=1.0, log_every=min(25, self.steps), checkpoint_every=None),
             steps=self.steps,
             batch_size=16,
             warmup_steps=self.steps // 10,
-            precision="float32",
-            checkpoint_every=None,
-            log_every=min(25, self.steps),
         )
 
     def vision(self, lr: float) -> VisionConfig:
@@ -125,16 +123,13 @@ class Config:
                 image_size=8, patch_size=2, channels=1, classes=10, width=24, depth=2, heads=4, class_token=False
             ),
             optimization=Optimization(lr=lr, decay="all", alpha=self.alpha),
+            loop=LoopConfig(precision="float32", clip_norm=1.0, log_every=50, checkpoint_every=None),
             epochs=self.epochs,
             batch_size=128,
-            clip_norm=1.0,
             mixup=0.0,
             cutmix=0.0,
             padding=0,
             flip=False,
-            precision="float32",
-            eval_every=None,
-            checkpoint_every=None,
         )
 
 
@@ -212,8 +207,8 @@ def is_partial(result: Result) -> bool:
     """Whether it was interrupted.
 
     Example:
-        >>> from horst.lab.experiments.result import timed
-        >>> is_partial(timed(NAME, Config(), lambda: ([], {"runs": {"done": 3, "planned": 18}}, [])))
+        >>> from horst.lab.experiments.result import run_and_record
+        >>> is_partial(run_and_record(NAME, Config(), lambda: ([], {"runs": {"done": 3, "planned": 18}}, [])))
         True
     """
     runs: dict[str, int] = result.curves["runs"]
@@ -227,7 +222,7 @@ def _plan(config: Config, data: pathlib.Path) -> tuple[list[_Run], list[str]]:
     files = _source_files()
     runs: list[_Run] = []
     for seed in config.seeds:
-        for name in (*OPTIMIZERS, "horst-proximal"):
+        for name in (*OPTIMIZERS, "horst-l1"):
             about = f"GPT with {LABELS[name]}, seed {seed}"
             runs.append(_Run("language", name, about, _language_run(config, data, name, seed)))
         for lr in config.vision_lrs:
@@ -318,7 +313,3 @@ def _in_words(rows: list[dict[str, Any]]) -> str:
     levels = ["dense" if not row["sparsity"] else f"at {row['sparsity']:.0%}" for row in rows]
     found = [f"{row['perplexity']:.2f} {level}" for row, level in zip(rows, levels, strict=True)]
     return "perplexity " + ", ".join(found)
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: AdamW and HORST side by side, in minutes.")

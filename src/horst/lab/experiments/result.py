@@ -10,18 +10,15 @@ import os
 import pathlib
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from horst import __version__
-from horst.extras import load_extra
 
 SCHEMA_VERSION = 1
-ConfigT = TypeVar("ConfigT")
 Origin = Mapping[str, Any]
 _PACKAGES = ("numpy", "triton", "timm")  # where installed, beside torch
 
@@ -31,16 +28,16 @@ class Result:
     """What one run of an experiment found.
 
     Args:
-        experiment: The module's name, such as ``"figure5_additive_vs_multiplicative"``.
-        config: The config's fields.
-        rows: One flat dictionary a row of the experiment's table.
-        curves: Named columns for its figure: numbers, or lists of them.
-        notes: What a reader must know to read the numbers, and where they differ from the paper's.
-        environment: Commit, versions, device, threads; see :func:`environment`. Of a table of runs it is theirs, not
-            that of the process which put the table together; what they do not share is ``"various"``.
-        seconds: Wall time, of all runs together; of a run that was resumed, that of its last process.
-        schema_version: Raised when the meaning of a field changes.
-        environments: Each that some of the runs had, where they are several.
+        experiment: Name of the experiment, such as ``"figure5_additive_vs_multiplicative"``.
+        config: Fields of the config.
+        rows: Flat dictionaries, one per row of the experiment's table.
+        curves: Named columns of its figure: numbers, or lists of them.
+        notes: Remarks needed to read the numbers, and differences from the paper.
+        environment: Commit, versions, device, threads of the runs; see :func:`environment`. Entries in which the runs
+            differ are ``"various"``.
+        seconds: Wall time of all runs together; of a resumed run, that of its last process.
+        schema_version: Number that rises when the meaning of a field changes.
+        environments: Environments of the runs, where there are several.
     """
 
     experiment: str
@@ -59,7 +56,7 @@ class Result:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(json.dumps(plain(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n")
+            temporary.write_text(json.dumps(to_json(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n")
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -95,27 +92,29 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def timed(
+def run_and_record(
     name: str,
     config: Any,
     body: Callable[[], tuple[list[dict[str, Any]], dict[str, Any], list[str]]],
     device: str = "cpu",
     origins: Sequence[Origin] = (),
+    setting: str = "",
 ) -> Result:
-    """Run ``body``, which returns rows, curves and notes, and wrap them up with the config and the time taken.
+    """Run ``body``, which returns rows, curves and notes, and record them with the config and the time taken.
 
     Args:
-        name: The experiment's.
-        config: Its config, a dataclass.
-        body: Computes.
-        device: What it computes on.
-        origins: A list that ``body`` adds the origins of the runs to which it made or found; see :func:`provenance`.
+        name: Name of the experiment.
+        config: Config of the experiment, a dataclass.
+        body: Function that computes.
+        device: Device that it computes on.
+        origins: List to which ``body`` adds the origin of each run; see :func:`provenance`.
+        setting: What was trained on what, in words; stored with the config.
     """
     start = time.perf_counter()
     rows, curves, notes = body()
     return Result(
         experiment=name,
-        config=dataclasses.asdict(config),
+        config=dataclasses.asdict(config) | ({"setting": setting} if setting else {}),
         rows=rows,
         curves=curves,
         notes=notes,
@@ -127,10 +126,10 @@ def provenance(origins: Sequence[Origin], here: dict[str, Any], seconds: float) 
     """The fields of a result that say where its numbers come from.
 
     Args:
-        origins: ``environment`` and ``seconds`` of each run, from :func:`horst.lab.experiments.outcomes.once`.
+        origins: ``environment`` and ``seconds`` of each run, from :func:`horst.lab.experiments.outcomes.load_or_run`.
             Empty: the numbers come from this process.
-        here: The environment of this process.
-        seconds: How long it took to make or to gather them, which counts where the runs took less.
+        here: Environment of this process.
+        seconds: Time to make or gather the runs, used where it is longer than the runs themselves.
 
     Example:
         >>> runs = [{"environment": {"torch": "2.11", "commit": c}, "seconds": 60.0} for c in ("a1", "b2")]
@@ -159,28 +158,13 @@ def is_first_process() -> bool:
     return "WORLD_SIZE" not in os.environ or int(os.environ.get("RANK", 0)) == 0
 
 
-def command_line(config: Callable[..., ConfigT], run: Callable[[ConfigT], Result], description: str) -> None:
-    """An experiment's ``main``: the config's fields become options, the result goes to ``--out``."""
-    tyro = load_extra("tyro")
-    name = description.split(":")[0]
-
-    def main(config: Any, out: pathlib.Path = pathlib.Path("runs") / f"{name}.json") -> None:
-        result = run(config)
-        if is_first_process():
-            sys.stdout.write(f"{name}: {len(result.rows)} rows in {result.seconds:.1f} s -> {result.save(out)}\n")
-
-    main.__annotations__["config"] = config
-    main.__doc__ = f"{description}\n\nArgs:\n    out: The result file."
-    tyro.cli(main, config=(tyro.conf.OmitArgPrefixes,))
-
-
 def _commit() -> str:
     if "HORST_COMMIT" in os.environ:  # for machines that get the files without their history
         return os.environ["HORST_COMMIT"]
     here = pathlib.Path(__file__).resolve()
     try:
         root = pathlib.Path(_git("rev-parse", "--show-toplevel", at=here.parent))
-        if not (root / "src/horst/experiments" / here.name).samefile(here):
+        if not (root / "src/horst/lab/experiments" / here.name).samefile(here):
             return "unknown"  # installed into an environment that lies in some repository
         # What is no code, such as results, changes while one run follows the other.
         changed = _git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", "*.py", at=root)
@@ -201,19 +185,19 @@ def _version(package: str) -> str:
         return ""
 
 
-def plain(value: Any) -> Any:
-    """JSON has no tensors, tuples, infinities ("inf" instead) or NaN (null). Nine digits: more is noise.
+def to_json(value: Any) -> Any:
+    """A value as JSON: tensors and tuples as lists, infinities as "inf", NaN as null, floats with nine digits.
 
-    Of an absolute path the last part stays: the rest is about the machine, not about the run.
+    Only the last part of an absolute path is kept: the rest tells of the machine, not of the run.
     """
     if isinstance(value, pathlib.PurePath):
         return value.name if value.is_absolute() else value.as_posix()
     if isinstance(value, torch.Tensor):
-        return plain(value.tolist())
+        return to_json(value.tolist())
     if isinstance(value, dict):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
+        return [to_json(entry) for entry in value]
     if isinstance(value, float):
         if math.isnan(value):
             return None

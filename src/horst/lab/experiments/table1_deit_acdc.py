@@ -7,57 +7,56 @@ tells its phases: how much of a sparse mask the next one keeps, and the accuracy
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 from horst.lab.baselines.contenders import Name
-from horst.lab.experiments.outcomes import broken_down, once
-from horst.lab.experiments.result import Origin, Result, command_line, timed
-from horst.lab.experiments.vision_model import VisionConfig, run_identity, train_sparse_vision_model
+from horst.lab.experiments.outcomes import broken_down, load_or_run
+from horst.lab.experiments.result import Origin, Result, run_and_record
+from horst.lab.experiments.vision_model import VisionConfig, in_words, run_identity, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_histogram
 from horst.lab.experiments.whole import whole_tensor
+from horst.lab.fields import option
 from horst.lab.training import NonFiniteLoss, World, processes
 from horst.sparsity.masks import check_sparsity
-
-NAME = "table1_deit_acdc"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Table 1.
+    """Table 1; Tables 3 and 4 are the same with other settings.
 
     Args:
         run: How the models are trained.
-        optimizers: The contenders.
+        optimizers: Contenders.
         sparsities: Targets of AC/DC over all masked layers; 0 trains dense.
-        horst_betas: Pairs of a sparsity and HORST's beta there, which the paper's footnote has for DeiT-small; at other
-            sparsities it is that of ``run``.
-        ham_betas: HAM's, a run each; none is that of ``run`` alone.
-        seeds: Of weights, data order and augmentation. The paper's spread is over seeds it does not number.
-        directory: Where checkpoints and metrics go; a table that was interrupted goes on from there.
-        setting: What is trained on what, in words, and how it differs from the paper.
+        betas_by_sparsity: Pairs of a sparsity and HORST's beta there, which the paper's footnote has for DeiT-small; at
+            other sparsities it is that of ``run``.
+        ham_betas: HAM's betas, one run each; empty for that of ``run`` alone.
+        seeds: Seeds of weights, data order and augmentation. The paper does not number its seeds.
+        directory: Folder of checkpoints and metrics; an interrupted table goes on from there.
     """
 
-    run: VisionConfig = VisionConfig()  # noqa: RUF009 - frozen
-    optimizers: tuple[Name, ...] = ("adamw", "horst")
-    sparsities: tuple[float, ...] = (0.7, 0.8, 0.9)
-    horst_betas: tuple[tuple[float, float], ...] = ((0.8, 0.01), (0.9, 0.01))
+    run: VisionConfig = VisionConfig()
+    optimizers: tuple[Name, ...] = option(("adamw", "horst"), affects="rows")
+    sparsities: tuple[float, ...] = option((0.7, 0.8, 0.9), affects="rows")
+    betas_by_sparsity: tuple[tuple[float, float], ...] = ((0.8, 0.01), (0.9, 0.01))
     ham_betas: tuple[float, ...] = ()
-    seeds: tuple[int, ...] = (0, 1, 2)
-    directory: pathlib.Path = pathlib.Path("runs/table1")
-    setting: str = "as in the paper"
+    seeds: tuple[int, ...] = option((0, 1, 2), affects="rows")
+    directory: pathlib.Path = option(pathlib.Path("runs/table1"), affects="nothing")
 
     def __post_init__(self) -> None:
         for sparsity in self.sparsities:  # now, and not after the models of those before it are trained
             check_sparsity(sparsity)
 
 
-def run(config: Config, name: str = NAME) -> Result:
+def run(config: Config, name: str = "table1_deit_acdc") -> Result:
     """Train and evaluate; rows by sparsity, seed and optimizer."""
     with processes() as world:
         origins: list[Origin] = []
-        return timed(name, config, lambda: _body(config, world, origins), str(world.device), origins)
+        body = functools.partial(_body, config, world, origins)
+        return run_and_record(name, config, body, str(world.device), origins, in_words(config.run))
 
 
 def _body(
@@ -76,19 +75,13 @@ def _body(
                     phases.append(found["phases"])
                 if seed == config.seeds[0] and "histogram" in found:
                     histograms.setdefault(f"{sparsity:g}", {}).setdefault(optimizer, found["histogram"])
-    run = config.run
-    notes = [
-        f"{run.dataset}, {run.model.image_size} x {run.model.image_size} pixels in patches of {run.model.patch_size}, "
-        f"width {run.model.width}, depth {run.model.depth}, {run.epochs} epochs of batches of {run.batch_size}. The "
-        "paper: ImageNet, 224 x 224 in patches of 16, 300 epochs.",
-    ]
-    return rows, {"histograms": histograms, "phases": phases}, notes
+    return rows, {"histograms": histograms, "phases": phases}, []
 
 
 def runs(config: Config, sparsity: float) -> Iterator[tuple[Name, VisionConfig]]:
     """The contenders at one sparsity, each with its betas."""
     given = config.run.optimization
-    horst = dataclasses.replace(given, beta=dict(config.horst_betas).get(sparsity, given.beta))
+    horst = dataclasses.replace(given, beta=dict(config.betas_by_sparsity).get(sparsity, given.beta))
     ham = [dataclasses.replace(given, ham_beta=beta) for beta in config.ham_betas or (given.ham_beta,)]
     for optimizer in config.optimizers:
         for optimization in {"horst": [horst], "ham": ham}.get(optimizer, [given]):
@@ -125,10 +118,6 @@ def one_run(config: Config, optimizer: Name, sparsity: float, seed: int, world: 
             "phases": {**about, **phases},
         }
 
-    return once(
+    return load_or_run(
         directory / "outcome.json", run_identity(config.run, optimizer, sparsity, seed), compute, str(world.device)
     )
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: DeiT with AC/DC, AdamW against HORST.")

@@ -8,6 +8,7 @@ weights; rows have both.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 from typing import Any, Literal
@@ -19,18 +20,19 @@ from horst.lab.data.token_batches import TokenBatches
 from horst.lab.experiments.language_model import (
     LanguageConfig,
     evaluate_language_model,
+    in_words,
     run_identity,
     train_language_model,
 )
-from horst.lab.experiments.outcomes import broken_down, once
-from horst.lab.experiments.result import Origin, Result, command_line, timed
+from horst.lab.experiments.outcomes import broken_down, load_or_run
+from horst.lab.experiments.result import Origin, Result, run_and_record
 from horst.lab.experiments.weight_histogram import weight_histogram, weight_spread
+from horst.lab.fields import option
 from horst.lab.training import NonFiniteLoss, World, processes
 from horst.pruning import sweep
 from horst.sparsity import find_layers
 from horst.sparsity.masks import check_sparsity
 
-NAME = "table6_gpt2_one_shot"
 CALIBRATION_SEED = 90_000  # far from the seeds of the training order
 PruningMethod = Literal[
     "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl", "magnitude-global"
@@ -45,37 +47,36 @@ class Config:
 
     Args:
         run: How the models are trained.
-        optimizers: The contenders.
-        sparsities: Of the pruned tensors; the dense model is always there.
-        methods: How to prune. The paper has magnitude; its outlook names SparseGPT. With ``-owl``, OWL shares out the
+        optimizers: Contenders.
+        sparsities: Sparsities of the pruned tensors; the dense model is always there.
+        methods: Ways to prune. The paper has magnitude; its outlook names SparseGPT. With ``-owl``, OWL distributes the
             sparsity over the blocks; with ``-global``, one threshold for all tensors does.
-        prune_layers: What is pruned: the paper's choice, or all blocks.
-        calibration_samples: Training sequences that Wanda and SparseGPT look at.
-        seeds: Of weights and data order. The paper has one.
-        directory: Where checkpoints and metrics go; a table that was interrupted goes on from there.
-        setting: What is trained on what, in words, and how it differs from the paper.
+        prune_layers: Layers to prune: the paper's choice, or all blocks.
+        calibration_samples: Number of training sequences that Wanda and SparseGPT look at.
+        seeds: Seeds of weights and data order. The paper has one.
+        directory: Folder of checkpoints and metrics; an interrupted table goes on from there.
     """
 
-    run: LanguageConfig = LanguageConfig()  # noqa: RUF009 - frozen
-    optimizers: tuple[Name, ...] = ("adamw", "ham", "horst")
-    sparsities: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    run: LanguageConfig = LanguageConfig()
+    optimizers: tuple[Name, ...] = option(("adamw", "ham", "horst"), affects="rows")
+    sparsities: tuple[float, ...] = option((0.1, 0.2, 0.3, 0.4, 0.5, 0.6), affects="rows")
     methods: tuple[PruningMethod, ...] = ("magnitude",)
     prune_layers: Literal["paper", "blocks"] = "paper"
     calibration_samples: int = 128
-    seeds: tuple[int, ...] = (0,)
-    directory: pathlib.Path = pathlib.Path("runs/table6")
-    setting: str = "as in the paper"
+    seeds: tuple[int, ...] = option((0,), affects="rows")
+    directory: pathlib.Path = option(pathlib.Path("runs/table6"), affects="nothing")
 
     def __post_init__(self) -> None:
         for sparsity in self.sparsities:  # now, and not after the first model is trained
             check_sparsity(sparsity)
 
 
-def run(config: Config, name: str = NAME) -> Result:
+def run(config: Config, name: str = "table6_gpt2_one_shot") -> Result:
     """Train, prune, evaluate; rows by optimizer, seed and sparsity."""
     with processes() as world:
         origins: list[Origin] = []
-        return timed(name, config, lambda: _body(config, world, origins), str(world.device), origins)
+        body = functools.partial(_body, config, world, origins)
+        return run_and_record(name, config, body, str(world.device), origins, in_words(config.run))
 
 
 def _body(
@@ -91,12 +92,7 @@ def _body(
             curves["training"].append(found["training"])
             if seed == config.seeds[0] and "histogram" in found:
                 curves["histograms"][optimizer] = found["histogram"]
-    run = config.run
-    notes = [
-        f"{run.steps * run.batch_size * run.model.context:,} training tokens; the paper's run has 1,638,400,000.",
-        "Perplexity is token-weighted over the whole validation file; the paper's code averages batch losses.",
-    ]
-    return rows, curves, notes
+    return rows, curves, ["Perplexity is token-weighted; the paper's code averages batch losses."]
 
 
 def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
@@ -121,7 +117,7 @@ def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[st
                 "training": {**about, "tokens_per_second": None, "seconds": None, "steps": None},
             }
 
-    return once(directory / "outcome.json", settings, compute, str(world.device))
+    return load_or_run(directory / "outcome.json", settings, compute, str(world.device))
 
 
 def broken_levels(config: Config, error: NonFiniteLoss) -> list[dict[str, Any]]:
@@ -186,7 +182,3 @@ def _calibration(config: Config, seed: int, world: World) -> list[Tensor]:
     )
     count = -(-config.calibration_samples // source.batch_size)
     return [tokens for tokens, _ in itertools.islice(source.batches(0), count)]
-
-
-if __name__ == "__main__":
-    command_line(Config, run, f"{NAME}: GPT-2 trained dense and pruned in one shot.")

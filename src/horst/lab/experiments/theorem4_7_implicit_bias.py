@@ -15,7 +15,7 @@ from torch import Tensor
 
 from horst.lab.data.max_margin import NotSeparableError, l1_dual_correlations, max_margin
 from horst.lab.data.separable import sparse_teacher_data
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 from horst.lab.experiments.steepest_mirror_flow import Flow, integrate, predicted_exponent
 
 SETUPS = {
@@ -90,7 +90,7 @@ def run(config: Config) -> Result:
                     rows.append(_measure(setup, math.inf, solvable, grid, changed)[0])
         return rows, curves, _NOTES
 
-    return timed("theorem4_7_implicit_bias", config, body)
+    return run_and_record("theorem4_7_implicit_bias", config, body)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,11 +184,6 @@ def _slope(flow: Flow, problem: _Problem) -> float:
     return (math.log(early) - math.log(late)) / (end - begin) if early > 0 and late > 0 else math.nan
 
 
-def main() -> None:
-    """The command line."""
-    command_line(Config, run, "theorem4_7_implicit_bias: the steepest-mirror flow against the L1 max-margin solution")
-
-
 _NOTES = [
     "gap: 1 minus the flow's L1-normalised margin over the best with the signs of its start, at the largest norm. "
     "gap_global: the same against the best of all signs. Angles in degrees. Mean over the seeds that are solvable.",
@@ -200,7 +195,3 @@ _NOTES = [
     "predicted_exponent: the rate at which the slowest feature off the support is left behind, from the multipliers of "
     "the linear program; measured_exponent: minus the slope of log gap against log norm over the last quarter.",
 ]
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ import torch
 from horst.lab.data.separable import SeparableData
 from horst.lab.experiments import toy_suite
 from horst.lab.experiments.methods import AlternatingMethod, Method, methods_by_name
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 
 # Changes to the suite's config, by the name of the variant.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ def run(config: Config) -> Result:
         rows += _run_together(["base"], alphas, config)
         return rows, {}, _NOTES
 
-    return timed("toy_ablation", config, body)
+    return run_and_record("toy_ablation", config, body)
 
 
 def _methods(config: Config) -> list[Method]:
@@ -117,16 +117,7 @@ def _rows(part: dict[str, toy_suite.Trajectory], data: SeparableData) -> list[di
     return [{key: row[key] for key in (*wanted, "angle_l1", "angle_l2", "angle_linf")} for row in rows]
 
 
-def main() -> None:
-    """The command line."""
-    command_line(Config, run, "toy_ablation: what the toy figures owe to start, teacher, dtype and alpha")
-
-
 _NOTES = [
     "A negative margin means that the data are not separated: with a negative teacher value or random signs, updates "
     "that cannot change a sign may have no solution to find.",
 ]
-
-
-if __name__ == "__main__":
-    main()

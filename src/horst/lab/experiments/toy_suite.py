@@ -18,7 +18,7 @@ from torch import Tensor
 from horst.lab.data.max_margin import Geometry, max_margin, norm_of
 from horst.lab.data.separable import SeparableData, log_loss, loss_gradient, sparse_teacher_data
 from horst.lab.experiments.methods import COSH_SWEEP, Method, methods_by_name
-from horst.lab.experiments.result import Result, command_line, timed
+from horst.lab.experiments.result import Result, run_and_record
 
 GEOMETRIES: tuple[Geometry, ...] = ("l1", "l2", "linf")
 Init = Literal["constant", "random_signs", "gaussian"]
@@ -230,7 +230,7 @@ def run_profiles(name: str, config: Config, notes: list[str]) -> Result:
         curves = {"profiles": profiles(trajectories), "support": int(data.support.sum())}
         return rows, curves, notes
 
-    return timed(name, config, body)
+    return run_and_record(name, config, body)
 
 
 def run(config: Config) -> Result:
@@ -256,12 +256,7 @@ def run(config: Config) -> Result:
             curves["cosh_sweep"] = {"lr": list(COSH_SWEEP), "log10_loss": final.mean(0).tolist()}
         return rows, curves, _NOTES
 
-    return timed("toy_suite", config, body)
-
-
-def main() -> None:
-    """The command line."""
-    command_line(Config, run, "toy_suite: every operator on sparse linear classification")
+    return run_and_record("toy_suite", config, body)
 
 
 _NOTES = [
@@ -297,7 +292,3 @@ def _log_spaced(steps: int, count: int) -> list[int]:
     """0, then about ``count`` distinct steps, even in log time, the last one included."""
     exponents = torch.linspace(0, math.log(steps), count, dtype=torch.float64)
     return [0, *sorted({round(float(value)) for value in exponents.exp()})]
-
-
-if __name__ == "__main__":
-    main()

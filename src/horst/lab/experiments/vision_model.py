@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,10 @@ from horst.lab.data.image_data import ImageData, read_digits, read_npz
 from horst.lab.data.imagenet import ImageNet
 from horst.lab.data.mixing import Mixing
 from horst.lab.experiments import identity
+from horst.lab.fields import option
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
-from horst.lab.training.config import Compile
 from horst.lab.training.distributed import World
-from horst.lab.training.evaluate import Precision
 from horst.sparsity import ACDC, GMP, Cubic, Recorder, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
 from horst.sparsity.layers import Preset
 
@@ -40,44 +40,34 @@ class VisionConfig:
     """How the vision transformers of an experiment are trained.
 
     Args:
-        dataset: What ``data`` holds. Digits come with scikit-learn and need no data.
+        dataset: Kind of the data set. Digits come with scikit-learn and need no ``data``.
         data: ImageNet's folder with ``train`` and ``val`` (class folders or tar shards), the folder of CIFAR-10's
             binary files, or an ``.npz`` file.
-        model: Its shape, which must be that of the data; ImageNet's images are cut to its size.
-        optimization: The optimizers' settings. The paper's code decays all tensors.
-        epochs: Of training.
-        batch_size: Images a step, over all processes.
-        schedule: Of the learning rate: the paper's triangle, or a linear warm-up over a tenth and a cosine (DeiT's).
-        clip_norm: Of the gradient; the paper does not say, and its base code does not clip.
+        model: Shape of the model, which must be that of the data; ImageNet's images are cut to its size.
+        optimization: Settings of the optimizers. The paper's code decays all tensors.
+        loop: Settings of the training loop; ``eval_every`` and ``checkpoint_every`` count epochs. The paper does not
+            state a gradient-norm limit, and its base code does not clip.
+        epochs: Epochs of training.
+        batch_size: Images per step, over all processes.
+        schedule: Learning-rate schedule: the paper's triangle, or a linear warm-up over a tenth and a cosine (DeiT's).
         mixup, cutmix, smoothing: Strengths; the paper names the methods without numbers, these are DeiT's own.
         padding, flip: Augmentation of the data sets that stay on the device: width of the frame that crops are taken
             from, and mirroring.
-        layers: Which layers AC/DC masks. The paper does not say; its base code masks every linear layer.
-        restore: Pruned weights come back from a sparse phase as zeros (AC/DC's reference), or with the values they had
-            (code that masks in the forward pass only, as the paper's base code does).
-        precision: bf16 computes under autocast, weights stay float32.
-        compile: Whether to compile the model; auto does on a GPU.
+        layers: Layers that AC/DC masks. The paper does not state them; its base code masks every linear layer.
+        restore: Values with which pruned weights leave a sparse phase: zeros (AC/DC's reference), or those they had
+            before (code that masks in the forward pass only, as the paper's base code does).
         parallel: With torchrun: whole copies (ddp) or shards (fsdp).
-        accumulate: Split each process's batch into so many parts, one after the other: less memory, the same gradient.
-        ema_decay: Of an average of the weights, evaluated beside them; none keeps none.
-        eval_every: Epochs between evaluations; none evaluates at the end only.
-        checkpoint_every: Epochs between checkpoints; none writes one only when interrupted.
-        keep_checkpoints: How many stay.
-        log_every: Steps between two lines of ``metrics.jsonl``.
-        tensorboard: Write to the folder ``tensorboard`` of each run too.
-        wandb: Project of Weights & Biases to report to.
         workers: Processes that decode images, for ImageNet.
-        deterministic: Deterministic algorithms only.
     """
 
     dataset: Dataset = "imagenet"
     data: pathlib.Path = pathlib.Path("data/imagenet")
-    model: DeiTConfig = DeiTConfig()  # noqa: RUF009 - frozen
-    optimization: Optimization = Optimization(lr=5e-3, decay="all")  # noqa: RUF009 - frozen
+    model: DeiTConfig = DeiTConfig()
+    optimization: Optimization = Optimization(lr=5e-3, decay="all")
+    loop: LoopConfig = LoopConfig(eval_every=10, log_every=50, checkpoint_every=10)
     epochs: int = 300
     batch_size: int = 1024
     schedule: Literal["triangular", "cosine"] = "triangular"
-    clip_norm: float | None = None
     mixup: float = 0.8
     cutmix: float = 1.0
     smoothing: float = 0.1
@@ -85,19 +75,24 @@ class VisionConfig:
     flip: bool = True
     layers: Preset = "blocks"
     restore: Literal["zeros", "values"] = "zeros"
-    precision: Precision = "bf16"
-    compile: Compile = "auto"
-    parallel: Literal["ddp", "fsdp"] = "ddp"
-    accumulate: int = 1
-    ema_decay: float | None = None
-    eval_every: int | None = 10
-    checkpoint_every: int | None = 10
-    keep_checkpoints: int = 2
-    log_every: int = 50
-    tensorboard: bool = False
-    wandb: str | None = None
-    workers: int = 8
-    deterministic: bool = False
+    parallel: Literal["ddp", "fsdp"] = option("ddp", affects="nothing")
+    workers: int = option(8, affects="nothing")
+
+
+def in_words(config: VisionConfig) -> str:
+    """What is trained on what, for a result file.
+
+    Example:
+        >>> in_words(VisionConfig(epochs=600)).split(", ")[:2]
+        ['a DeiT of 12 blocks of width 384 on imagenet (224 x 224 in patches of 16)', '600 epochs of batches of 1024']
+    """
+    model, size = config.model, config.model.image_size
+    return (
+        f"a DeiT of {model.depth} blocks of width {model.width} on {config.dataset} ({size} x {size} in patches of "
+        f"{model.patch_size}), {config.epochs} epochs of batches of {config.batch_size}, learning rate "
+        f"{config.optimization.lr:g} ({config.schedule}); the paper: ImageNet (224 x 224 in patches of 16), 300 epochs "
+        "of batches of 1024, learning rate 0.005 (triangular)"
+    )
 
 
 def open_source(config: VisionConfig, seed: int, world: World) -> Source:
@@ -121,7 +116,7 @@ def open_source(config: VisionConfig, seed: int, world: World) -> Source:
         source = ImageNet(config.data, image_size=size, resize=resize, workers=config.workers, **common)
         _check_fit(config, {"classes": source.classes, "channels": 3})
         return source
-    data = _read_arrays(config)
+    data, _ = _read_arrays(config)
     _, height, width, channels = data.images.shape
     if height != width:
         raise ValueError(f"the images of {config.dataset} are {height} x {width} pixels; the models are for squares.")
@@ -138,9 +133,17 @@ def _check_fit(config: VisionConfig, data: Mapping[str, int]) -> None:
         raise ValueError(f"the model does not fit {config.dataset}: {'; '.join(words)}. Use {options}.")
 
 
-def _read_arrays(config: VisionConfig) -> ImageData:
+def _read_arrays(config: VisionConfig) -> tuple[ImageData, dict[str, Any]]:
+    """The images and what is told of them, read and hashed once while their files stay as they are."""
+    path = pathlib.Path() if config.dataset == "digits" else config.data.absolute()
+    return _read(config.dataset, path, () if config.dataset == "digits" else identity.stamp(path))
+
+
+@functools.lru_cache(maxsize=1)  # every run of a table asks for the same
+def _read(dataset: Dataset, path: pathlib.Path, stamp: Any) -> tuple[ImageData, dict[str, Any]]:
     readers = {"cifar10": read_cifar10, "npz": read_npz, "digits": lambda _: read_digits()}
-    return readers[config.dataset](config.data)
+    data = readers[dataset](path)
+    return data, identity.image_data(data)
 
 
 def run_identity(
@@ -154,7 +157,7 @@ def run_identity(
         "seed": seed,
         "data": identity.image_folders(config.data.resolve())
         if config.dataset == "imagenet"
-        else identity.image_data(_read_arrays(config)),
+        else _read_arrays(config)[1],
     }
 
 
@@ -183,32 +186,28 @@ def train_sparse_vision_model(
         model=model,
         loss=lambda model, images, targets: F.cross_entropy(model(images).float(), targets),
         train=source,
-        evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.precision),
+        evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.loop.precision),
         identity={**about, "run": identity.deciding(about["run"])},
     )
-    schedule = Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps))
-    loop = LoopConfig(
+    in_steps = {
+        name: epochs and epochs * source.steps_per_epoch
+        for name, epochs in (("eval_every", config.loop.eval_every), ("checkpoint_every", config.loop.checkpoint_every))
+    }
+    start = functools.partial(
+        train,
+        task,
+        contender,
+        dataclasses.replace(config.loop, **in_steps),
         steps=steps,
-        schedule=schedule,
-        precision=config.precision,
-        compile=config.compile,
-        accumulate=config.accumulate,
-        clip_norm=config.clip_norm,
-        ema_decay=config.ema_decay,
-        eval_every=config.eval_every and config.eval_every * source.steps_per_epoch,
-        checkpoint_every=config.checkpoint_every and config.checkpoint_every * source.steps_per_epoch,
-        keep_checkpoints=config.keep_checkpoints,
-        log_every=config.log_every,
-        tensorboard=config.tensorboard,
-        wandb=config.wandb,
-        deterministic=config.deterministic,
+        schedule=Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps)),
+        directory=directory,
     )
     if not sparsity:
-        result = train(task, contender, loop, directory=directory)
+        result = start()
         return model, result, {"phases": _history([], source, directory, world)}
     with _sparsifier(config, model, contender, sparsity, source.steps_per_epoch, method) as sparsifier:
         recorder = Recorder(sparsifier, quantiles=())  # counts at the events alone; nothing in between
-        result = train(task, contender, loop, sparsifier=sparsifier, directory=directory)
+        result = start(sparsifier=sparsifier)
         masked = sum(layer.param.numel() for layer in sparsifier.layers)
         found = {
             "masked_weights": masked,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horst.extras import load_extra
+from horst.lab.fields import option
 from horst.lab.kernels.short_attention import MAX_HEAD_WIDTH, MAX_TOKENS, short_attention
 from horst.lab.models.gelu import GELU
 from horst.lab.models.residual import AutocastPrecision, Residual
@@ -25,21 +26,21 @@ class DeiTConfig:
     """The shape of a DeiT, and how it is computed.
 
     Args:
-        image_size, patch_size: The side of an image and of a patch, in pixels.
-        channels: Of the images.
+        image_size, patch_size: Side of an image and of a patch, in pixels.
+        channels: Channels of the images.
         classes: Outputs of the head.
-        width, depth, heads: Of the transformer.
+        width, depth, heads: Width of the residual stream, number of blocks, heads per block.
         mlp_ratio: Width of the hidden layer of a block's MLP, in units of ``width``.
-        drop_path: How likely the last block is left out for a sample; the others follow linearly. DeiT's own recipe has
-            0.1. The paper does not say; off, since dropping and pruning would act on the same blocks.
-        class_token: A token of its own collects what the head reads, as in DeiT. Without it the head reads the mean
-            over the patches, and the number of tokens stays that of the patches: 64 instead of 65 for 32 x 32 images in
-            patches of 4, a multiple of the tiles that GPUs compute in.
-        attention: ``"fused"`` is PyTorch's ``scaled_dot_product_attention``; ``"matmul"`` writes the scores out for
-            the compiler to fuse; ``"short"`` is a kernel for at most 128 tokens
+        drop_path: Probability that the last block is skipped for a sample; that of the others rises linearly. DeiT's
+            own recipe has 0.1. The paper does not state it; off, since dropping and pruning act on the same blocks.
+        class_token: Whether the head reads a token of its own, as in DeiT. Without it the head reads the mean over the
+            patches, and there are as many tokens as patches: 64 instead of 65 for 32 x 32 images in patches of 4, a
+            multiple of the tiles that GPUs compute in.
+        attention: Attention kernel. ``"fused"`` is PyTorch's ``scaled_dot_product_attention``; ``"matmul"`` writes the
+            scores out for the compiler to fuse; ``"short"`` is a kernel for at most 128 tokens
             (:mod:`horst.lab.kernels.short_attention`). Only ``"matmul"`` has attention maps to look at.
-        residual: The precision of what runs from block to block under autocast. ``"float32"`` is what adding float32
-            position embeddings gives; ``"autocast"`` is autocast's own, half the memory to move.
+        residual: Precision of the residual stream under autocast. ``"float32"`` is what adding float32 position
+            embeddings gives; ``"autocast"`` is autocast's own, half the memory to move.
 
     Example:
         >>> config = DeiTConfig(image_size=32, patch_size=4, classes=10)
@@ -57,7 +58,7 @@ class DeiTConfig:
     mlp_ratio: float = 4.0
     drop_path: float = 0.0
     class_token: bool = True
-    attention: Attention = "fused"
+    attention: Attention = option("fused", affects="execution")
     residual: Residual = "float32"
 
     def __post_init__(self) -> None:

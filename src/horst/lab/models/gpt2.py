@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from horst.lab.fields import option
 from horst.lab.models.gelu import GELU
 from horst.lab.models.linear_cross_entropy import linear_cross_entropy
 from horst.lab.models.residual import AutocastPrecision, Residual
@@ -36,18 +37,21 @@ class GPT2Config:
     """The defaults are the paper's model: 123,980,544 parameters.
 
     Args:
-        layers, heads, width: Of the transformer; the MLP is four times as wide.
-        context: The longest sequence.
-        vocabulary: Tokens, at least as many as the tokenizer's. 50304 is GPT-2's 50257 rounded up to a multiple of 128.
-        bias: Biases in linear layers and norms. The paper's base code has none, Hugging Face's GPT-2 has them.
+        layers, heads, width: Number of blocks, heads per block, width of the residual stream; the MLP is four times
+            as wide.
+        context: Longest sequence.
+        vocabulary: Number of tokens, at least as many as the tokenizer's. 50304 is GPT-2's 50257 rounded up to a
+            multiple of 128.
+        bias: Whether linear layers and norms have biases. The paper's base code has none, Hugging Face's GPT-2 has.
         gelu: ``"exact"`` as the paper's base code, ``"tanh"`` as OpenAI's GPT-2 (``gelu_new``).
-        tied: The head is the token embedding.
-        dropout: On embeddings, attention weights and the output of each residual branch.
-        attention: ``"cudnn"`` prefers cuDNN's kernel where it runs; torch chooses by itself otherwise. The maths is the
+        tied: Whether the head is the token embedding.
+        dropout: Dropout rate on embeddings, attention weights and the output of each residual branch.
+        attention: Attention kernel. ``"cudnn"`` prefers cuDNN's where it runs; otherwise torch chooses. The maths is
+            the same.
+        residual: Precision of the residual stream under autocast: ``"float32"`` is what adding float32 embeddings
+            gives; ``"autocast"`` is autocast's own, half the memory to move.
+        loss_rows: Number of tokens whose logits exist at a time in :meth:`GPT2.loss`; None is all. The maths is the
             same.
-        residual: The precision of what runs from block to block under autocast: ``"float32"`` is what adding float32
-            embeddings gives; ``"autocast"`` is autocast's own, half the memory to move.
-        loss_rows: How many tokens' logits exist at a time in :meth:`GPT2.loss`; None is all. The maths is the same.
     """
 
     layers: int = 12
@@ -59,9 +63,9 @@ class GPT2Config:
     gelu: Literal["exact", "tanh"] = "exact"
     tied: bool = True
     dropout: float = 0.0
-    attention: Literal["auto", "cudnn"] = "auto"
+    attention: Literal["auto", "cudnn"] = option("auto", affects="execution")
     residual: Residual = "float32"
-    loss_rows: int | None = 8192
+    loss_rows: int | None = option(8192, affects="execution")
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "context", "vocabulary"):

@@ -46,10 +46,11 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
 
     Example:
         >>> import tempfile
-        >>> from horst.lab.experiments.result import timed
+        >>> from horst.lab.experiments.result import run_and_record
         >>> from horst.lab.experiments.toy_suite import Config
         >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> file = timed("mine", Config(), lambda: ([{"seed": 0, "score": 1.5}], {}, [])).save(folder / "mine.json")
+        >>> result = run_and_record("mine", Config(), lambda: ([{"seed": 0, "score": 1.5}], {}, []))
+        >>> file = result.save(folder / "mine.json")
         >>> page = build([file], folder / "report.html").read_text()
         >>> "<td class=\\"number\\">1.5</td>" in page
         True

@@ -9,7 +9,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.runs import Cell, Row, at, best, budget, by_budget, cells_of, contender, identity
+from horst.lab.report.runs import (
+    Cell,
+    Row,
+    at,
+    best,
+    budget,
+    by_budget,
+    cells_of,
+    contender,
+    identity,
+    length_and_width,
+)
 from horst.lab.report.tables import Table, level_name, number
 
 EDGE = "†"  # the best is the first or last of three or more that were tried: better ones may lie outside
@@ -58,6 +69,8 @@ def quality_table(
         cells = [cell for cell in cells if cell.row["method"] in (*_DENSE_METHODS, *methods)]
     levels = sorted({cell.row["sparsity"] for cell in cells})
     lines = lines_of(cells, best_over)
+    if "lr" in show:
+        lines.sort(key=lambda line: (length_and_width(line[1][0].row), line[1][0].row.get("lr") or 0.0))
     chosen = {_COLUMN_OF[name] for name in best_over if name in _COLUMN_OF}
     columns = {
         name: read
@@ -166,8 +179,7 @@ def lines_of(cells: Sequence[Cell], best_over: Collection[str]) -> list[tuple[st
         methods = list(dict.fromkeys(c.row["method"] for c in own if c.row["method"] not in _DENSE_METHODS))
         for method in methods or [own[0].row["method"]]:
             found.append((method, [*_dense_of(own, method), *at(own, method=method)]))
-    order = {name: place for place, name in enumerate(by_budget([c for _, own in found for c in own]))}
-    return sorted(found, key=lambda line: order[budget(line[1][0].row)])
+    return sorted(found, key=lambda line: length_and_width(line[1][0].row))
 
 
 def _dense_of(cells: Sequence[Cell], method: str) -> list[Cell]:

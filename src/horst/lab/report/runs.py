@@ -279,10 +279,14 @@ def budget(row: Row) -> str:
     return f"width {row['width']}, {row[length]:,} {length}" if row.get("width") and row.get(length) else ""
 
 
+def length_and_width(row: Row) -> tuple[int, int]:
+    """What tables are sorted by."""
+    return row.get("epochs") or row.get("steps") or 0, row.get("width") or 0
+
+
 def by_budget(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     """The cells of each budget, the shortest first, of these the narrowest."""
-    ordered = sorted(cells, key=lambda c: (c.row.get("epochs") or c.row.get("steps") or 0, c.row.get("width") or 0))
     found: dict[str, list[Cell]] = {}
-    for cell in ordered:
+    for cell in sorted(cells, key=lambda cell: length_and_width(cell.row)):
         found.setdefault(budget(cell.row), []).append(cell)
     return found

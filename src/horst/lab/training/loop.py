@@ -13,8 +13,14 @@
             unit="tokens",
             units_per_row=512,
         )
-        config = LoopConfig(steps=25_000, schedule=OneCycle(warmup_steps=3000), clip_norm=1.0, eval_every=1000)
-        result = train(task, optimizer, config, directory="runs/gpt2")
+        result = train(
+            task,
+            optimizer,
+            LoopConfig(clip_norm=1.0, eval_every=1000),
+            steps=25_000,
+            schedule=OneCycle(warmup_steps=3000),
+            directory="runs/gpt2",
+        )
     print(result.metrics["perplexity"])
 
 Run again after anything that stopped it, and it goes on from the last checkpoint in ``directory``; on a CPU (and on
@@ -36,6 +42,7 @@ from torch.optim import Optimizer
 from horst.lab.training.config import LoopConfig
 from horst.lab.training.determinism import deterministic_algorithms
 from horst.lab.training.interruption import Interrupted, StopRequest
+from horst.lab.training.lr_schedules import Constant, LRSchedule
 from horst.lab.training.run import Run, TrainResult
 from horst.lab.training.task import Task
 from horst.sparsity import Sparsifier
@@ -48,6 +55,8 @@ def train(
     optimizer: Optimizer,
     config: LoopConfig,
     *,
+    steps: int,
+    schedule: LRSchedule = Constant(),
     sparsifier: Sparsifier | None = None,
     directory: str | os.PathLike[str],
 ) -> TrainResult:
@@ -57,9 +66,12 @@ def train(
 
     Args:
         task: Model, loss, data, evaluation.
-        optimizer: Of the model's parameters. Its ``lr`` is what the schedule's factor multiplies.
-        config: How.
+        optimizer: Optimizer of the model's parameters. The schedule's factor multiplies its ``lr``.
+        config: Precision, clipping, intervals.
+        steps: Optimizer steps of the whole run.
+        schedule: Learning-rate schedule, see :mod:`horst.lab.training.lr_schedules`.
         sparsifier: A method of :mod:`horst.sparsity` around the same optimizer.
+        directory: Folder of the run.
 
     Raises:
         Interrupted: SIGTERM or Ctrl-C came; the run has saved its state. Uncaught, the process exits with 143 or 130.
@@ -84,13 +96,13 @@ def train(
         ... )
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        ...     result = train(task, optimizer, LoopConfig(steps=200, precision="float32"), directory=folder)
+        ...     result = train(task, optimizer, LoopConfig(precision="float32"), steps=200, directory=folder)
         >>> result.step, result.metrics["error"] < 0.01
         (200, True)
     """
     with deterministic_algorithms(config.deterministic), contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        run = Run(task, optimizer, config, sparsifier, pathlib.Path(directory), stop)
+        run = Run(task, optimizer, config, steps, schedule, sparsifier, pathlib.Path(directory), stop)
         run.begin(stack)
         batches = task.train.batches(run.step)
         stack.callback(getattr(batches, "close", lambda: None))
@@ -101,10 +113,10 @@ def train(
                 run.evaluate()
             if run.checkpoint_is_due:
                 run.save()
-            if run.step == config.steps:
+            if run.step == steps:
                 return run.result()
             if (batch := next(batches, None)) is None:
-                raise ValueError(f"the training batches ended after step {run.step} of {config.steps}; they must not.")
+                raise ValueError(f"the training batches ended after step {run.step} of {steps}; they must not.")
             run.train_step(*batch)
-            if run.step % config.log_every == 0 or run.step == config.steps:
+            if run.step % config.log_every == 0 or run.step == steps:
                 run.log()

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from horst.lab import fields
 from horst.lab.training import checkpoint
 from horst.lab.training.averages import ExponentialAverage
 from horst.lab.training.config import LoopConfig
 from horst.lab.training.directory_lock import locked
 from horst.lab.training.distributed import on_every_rank, rank, reshard, sum_over_ranks, world_size
 from horst.lab.training.interruption import AgreedStop, StopRequest
-from horst.lab.training.lr_schedules import set_learning_rate
+from horst.lab.training.lr_schedules import LRSchedule, set_learning_rate
 from horst.lab.training.metrics import MetricsLog
 from horst.lab.training.objective import Objective
 from horst.lab.training.progress import ProgressBar, Stopwatch
@@ -65,11 +66,17 @@ class Run:
         task: Task,
         optimizer: Optimizer,
         config: LoopConfig,
+        steps: int,
+        schedule: LRSchedule,
         sparsifier: Sparsifier | None,
         directory: pathlib.Path,
         stop: StopRequest,
     ) -> None:
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}.")
+        schedule.factor(0, steps)  # raises if the warm-up is longer than the run
         self.task, self.optimizer, self.config, self.sparsifier = task, optimizer, config, sparsifier
+        self.steps, self.schedule = steps, schedule
         self.directory, self.stop_request = directory, stop
         self.model = task.model.train()
         self.tensors = named_tensors(self.model)
@@ -81,7 +88,11 @@ class Run:
             weights = {name: t for name, t in self.tensors.items() if isinstance(t, nn.Parameter)}
             self.average = ExponentialAverage(weights, config.ema_decay)
         self.fingerprint = {
-            "config": config.identity(),
+            "config": {
+                "steps": steps,
+                "schedule": repr(schedule),
+                **fields.settings(config, without=("execution", "nothing")),
+            },
             "task": dict(task.identity),
             **settings(self.model, optimizer, sparsifier),
         }
@@ -125,7 +136,7 @@ class Run:
                     config={key: value for key, value in self.fingerprint.items() if key != "model"},
                 )
             self.metrics = stack.enter_context(log)
-        bar = ProgressBar(self.config.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
+        bar = ProgressBar(self.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
         self.bar = stack.enter_context(bar)
 
     def _resume(self, path: pathlib.Path) -> int:
@@ -184,8 +195,8 @@ class Run:
 
     def _learning_rate_factor(self) -> float:
         if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
-            return self.config.schedule.factor(self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round)
-        return self.config.schedule.factor(self.step, self.config.steps)
+            return self.schedule.factor(self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round)
+        return self.schedule.factor(self.step, self.steps)
 
     def _note_event(self, event: Event) -> None:
         if world_size() > 1 and self.sparsifier is not None and not self.sparsifier.is_sharded:
@@ -234,13 +245,13 @@ class Run:
             numbers["sparsity"] = self.sparsifier.current_sparsity
         numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
         self._write_down(numbers)
-        self.bar.update(self.step, loss, rate, (self.config.steps - self.step) * seconds_a_step)
+        self.bar.update(self.step, loss, rate, (self.steps - self.step) * seconds_a_step)
 
     @property
     def evaluation_is_due(self) -> bool:
         """Whether this step is one to evaluate after, and that has not been done."""
         every = self.config.eval_every
-        due = self.step == self.config.steps or (every is not None and self.step % every == 0)
+        due = self.step == self.steps or (every is not None and self.step % every == 0)
         return due and self.evaluated_at != self.step
 
     def evaluate(self) -> None:
@@ -271,7 +282,7 @@ class Run:
     def checkpoint_is_due(self) -> bool:
         """Whether this step is one to save after, and that has not been done."""
         every = self.config.checkpoint_every
-        due = every is not None and (self.step == self.config.steps or self.step % every == 0)
+        due = every is not None and (self.step == self.steps or self.step % every == 0)
         return due and self.step > 0 and self.checkpoint_step != self.step
 
     def save(self) -> pathlib.Path:
