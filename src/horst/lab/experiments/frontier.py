@@ -253,7 +253,7 @@ def _value(key: str, value: str) -> Any:
 def _changed(run: Any, settings: dict[str, Any]) -> Any:
     """``run`` with the settings of a point; the warm-up grows with the steps."""
     rest = dict(settings)
-    own = {name: rest.pop(name) for name in ("steps", "epochs") if name in rest}
+    own: dict[str, Any] = {name: rest.pop(name) for name in ("steps", "epochs") if name in rest}
     if "steps" in own:
         own["warmup_steps"] = round(run.warmup_steps * own["steps"] / run.steps)
     if "width" in rest:

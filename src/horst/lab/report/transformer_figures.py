@@ -13,7 +13,6 @@ from horst.lab.report.runs import LABELS, by_line, contender, finite, zeros
 
 COLOURS = {
     "adamw": "#0072B2",
-    "adamw-clipped-lr": "#1B9E9E",
     "ham": "#E69F00",
     "horst": "#D55E00",
     "hyperbolic": "#CC79A7",
@@ -23,6 +22,7 @@ COLOURS = {
     "adamw-l1": "#6A51A3",
     "horst-l1": "#A50F15",
     "spred": "#737373",
+    "adamw-clipped-lr": "#1B9E9E",  # in old results alone
 }
 STYLES = ("-", "--", ":", "-.")
 
