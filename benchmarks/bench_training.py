@@ -1,4 +1,4 @@
-"""Tokens and images a second of the training loop, beside a plain loop written for this file.
+"""Tokens and images per second of the training loop, beside a plain loop written for this file.
 
     python benchmarks/bench_training.py --device cuda --out benchmarks/results/training_h200.json
     python benchmarks/bench_training.py --tiny                                # small models, anywhere

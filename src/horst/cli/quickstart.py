@@ -23,11 +23,11 @@ class Options:
     """Where the quickstart's result and page go; :func:`parse` adds its config."""
 
     out: Path = Path("runs/quickstart.json")
-    """The result file."""
+    """Result file."""
     report: Path = Path("report.html")
-    """The page."""
+    """HTML page."""
     overwrite: bool = False
-    """Replace a result and a page that are there; those of a quickstart that was interrupted are replaced anyway."""
+    """Replace an existing result and page; those of an interrupted quickstart are replaced anyway."""
     json: bool = False
     """Print the rows as JSON."""
 

@@ -17,9 +17,9 @@ class RecipeOptions:
     """What every command on recipes takes. ``recipe``, ``scale`` and ``config`` are added by :func:`parse_recipe`."""
 
     out: Path | None = None
-    """The result file; runs/RECIPE_SCALE.json if not given."""
+    """Result file; runs/RECIPE_SCALE.json by default."""
     overwrite: bool = False
-    """Replace a result file that is there."""
+    """Replace an existing result file."""
     json: bool = False
     """Print the rows as JSON."""
 

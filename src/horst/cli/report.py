@@ -20,13 +20,13 @@ class Options:
     results: tuple[Path, ...]
     """Result files (.json), or folders with such files in them, at any depth."""
     out: Path = Path("report.html")
-    """The page."""
+    """HTML page."""
     formats: tuple[Literal["png", "svg", "markdown"], ...] = ()
-    """What else to write beside it: the figures as files, the report as Markdown."""
+    """Further files beside the page: the figures, the report as Markdown."""
     overwrite: bool = False
-    """Replace what is there."""
+    """Replace existing files."""
     json: bool = False
-    """Print JSON: where the page is, and what went into it."""
+    """Print JSON: the page and the results in it."""
 
 
 def main(options: Options) -> None:

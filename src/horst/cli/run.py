@@ -18,7 +18,7 @@ class Options(RecipeOptions):
     """A recipe with its config, and where its result goes."""
 
     figures: bool = True
-    """Draw what a report would of the result, into a folder beside it."""
+    """Whether to draw the figures of the result into a folder beside it."""
 
 
 def parse(arguments: Sequence[str], prog: str) -> Any:

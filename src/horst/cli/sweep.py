@@ -1,8 +1,8 @@
 """``horst sweep RECIPE``: the runs of a table side by side, as processes of this machine or as jobs of SLURM.
 
 Takes what ``horst run RECIPE`` takes. Each combination of seed, optimizer and sparsity is a job; what a job finds
-stands in its run's directory, so a sweep that was broken off goes on where it was, and the table is put together at the
-end by the recipe itself, which finds every run done.
+stands in its run's directory, so an interrupted sweep resumes where it stopped. At the end the recipe itself puts the
+table together, and finds every run done.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Options(RecipeOptions):
     on: Literal["here", "slurm"] = "here"
     """Processes of this machine, or jobs of SLURM through submitit."""
     jobs: int = 1
-    """How many at a time. Here they share out the cores, and the GPUs by turns."""
+    """Number of jobs at a time. On this machine they share the cores, and take the GPUs in turn."""
     logs: Path = Path("runs/logs")
-    """What the jobs print: one file a job."""
+    """Folder of what the jobs print: one file per job."""
     partition: str | None = None
-    """Of SLURM."""
+    """SLURM's partition."""
     minutes: int = 24 * 60
-    """Of SLURM: a job's time."""
+    """SLURM: minutes per job."""
     gpus: int = 1
-    """Of SLURM: a job's GPUs."""
+    """SLURM: GPUs per job."""
     cpus: int = 8
-    """Of SLURM: a job's cores."""
+    """SLURM: cores per job."""
     gigabytes: int = 64
-    """Of SLURM: a job's memory."""
+    """SLURM: gigabytes of memory per job."""
 
 
 def parse(arguments: Sequence[str], prog: str) -> Any:
@@ -99,7 +99,7 @@ def split(recipe: str, config: Any) -> dict[str, Any]:
     if RECIPES[recipe].sparsities_in_one_run:
         axes.remove("sparsities")
     if not axes or not hasattr(config, "directory"):
-        raise ValueError(f"{recipe} is one run, not one a seed, optimizer or sparsity: use horst run {recipe}.")
+        raise ValueError(f"{recipe} is one run, not one per seed, optimizer or sparsity: use horst run {recipe}.")
     cells = {}
     for values in itertools.product(*(getattr(config, axis) for axis in axes)):
         name = "-".join([recipe, *(f"{_SINGULAR[axis]}{value}" for axis, value in zip(axes, values, strict=True))])

@@ -109,7 +109,7 @@ def test_an_interrupted_run_reports_what_it_has_and_goes_on_where_it_stopped(who
         interrupt_at(patch, run_number=4, step=2)
         lines = []
         result = run(tiny(tmp_path), lines.append)
-    assert lines[-1] == "Interrupted after 3 of 5 runs. The same command goes on from here."
+    assert lines[-1] == "Interrupted after 3 of 5 runs. Run the same command again to resume."
     assert is_partial(result)
     assert result.notes[0] == "Partial: interrupted after 3 of 5 runs."
     assert {row["part"] for row in result.rows} == {"language"}

@@ -39,13 +39,16 @@ class Optimization:
 
     Args:
         lr: Peak learning rate.
-        betas, eps, weight_decay: Adam's settings.
+        betas: Decay rates of Adam's two averages.
+        eps: Number added to Adam's denominator.
+        weight_decay: Decoupled weight decay.
         decay: Tensors that decay: matrices but not embeddings and positions, or all.
         mirror: Tensors that get the mirror step, or the ``penalty`` and ``l1`` of AdamW. The paper does not state it.
         no_mirror: Kinds of tensors, or patterns of names, that get none after all, such as ``embedding``.
         alpha: Strength of HORST's mirror step, and of the hyperbolic map; ``auto`` is HORST's own rule.
         beta: Decay inside HORST's mirror step.
-        ham_alpha, ham_beta: The same of HAM; its public defaults are 200 and 1e-3.
+        ham_alpha: Strength of HAM's mirror step; its public default is 200.
+        ham_beta: Decay inside HAM's mirror step; its public default is 1e-3.
         muon_lr_ratio: Muon's learning rate for the matrices in the blocks over ``lr``, at which Adam steps the rest.
             Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with like.
         l1: Soft threshold of adamw-l1 and horst-l1: a weight shrinks by ``lr * l1`` per step, and Adam moves it by up
@@ -158,7 +161,8 @@ class Optimization:
             if name == "ham":
                 return HAM(groups, **adam)
             if name == "hyperbolic":
-                assert not isinstance(alpha, str), "auto is HORST's own rule"
+                if isinstance(alpha, str):
+                    raise ValueError(f"the hyperbolic contender needs alpha as a number, got {alpha!r}.")
                 mirrored, rest = (
                     [group for group in groups if bool(group["alpha"]) is wanted] for wanted in (True, False)
                 )

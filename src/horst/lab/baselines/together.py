@@ -18,7 +18,7 @@ class Together(Optimizer):
     ``state`` is shared by all.
 
     Args:
-        *optimizers: At least one; no parameter is in two of them.
+        *optimizers: Optimizers, at least one; no parameter is in two of them.
 
     Example:
         >>> matrix, bias = torch.nn.Parameter(torch.eye(2)), torch.nn.Parameter(torch.zeros(2))

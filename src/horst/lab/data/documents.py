@@ -37,9 +37,9 @@ class Fields:
     """Where in a record the text and the id are, and what parts a text file.
 
     Args:
-        text: The name of the text's field or column.
-        id: That of the id. A record without it has its text for an id.
-        separator: Cuts a ``.txt`` file into documents; None makes it one.
+        text: Name of the text's field or column.
+        id: Name of the id's field or column. The text of a record without one is its id.
+        separator: String that separates the documents of a ``.txt`` file; None makes it one document.
     """
 
     text: str = "text"
@@ -51,7 +51,7 @@ class Source:
     """Where documents come from: a file, or a Hugging Face dataset.
 
     Args:
-        given: See the module.
+        given: File, dataset or name; see the module.
 
     Raises:
         FileNotFoundError: There is no such file.

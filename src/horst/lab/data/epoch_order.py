@@ -1,4 +1,4 @@
-"""Which samples make up batch k: a permutation an epoch, whole batches, one part of each batch a process.
+"""Which samples make up batch k: a permutation per epoch, whole batches, one part of each batch per process.
 
 Nothing here has a state: batch k is a function of (seed, k, rank, world size), so a checkpoint needs to know no more of
 the data than the number of steps done.
@@ -35,9 +35,9 @@ class EpochOrder:
 
     Args:
         samples: Size of the data set.
-        batch_size: Of all processes together.
-        seed: Of the permutations.
-        rank, world_size: Which process this is, and of how many.
+        batch_size: Samples per batch, over all processes.
+        seed: Seed of the permutations.
+        rank, world_size: Number of this process, and of all processes.
 
     Example:
         >>> order = EpochOrder(samples=10, batch_size=4, seed=0, rank=1, world_size=2)
@@ -85,7 +85,7 @@ class EpochOrder:
 
         Args:
             start: Steps done so far.
-            device: Where the samples' numbers are wanted. They are copied once an epoch, and the host does not wait.
+            device: Device for the samples' numbers. They are copied once per epoch, and the host does not wait.
         """
         if start < 0:
             raise ValueError(f"start is the number of steps done and must be at least 0, got {start}.")
@@ -112,7 +112,7 @@ def evaluation_parts(samples: int, batch_size: int, *, rank: int = 0, world_size
 
     Args:
         samples: Size of the data set.
-        batch_size: The most samples in a batch of one process, if it is 2 or more.
+        batch_size: Largest batch of one process, if it is 2 or more.
 
     Example:
         >>> [part.tolist() for part in evaluation_parts(7, 2, rank=1, world_size=2)]

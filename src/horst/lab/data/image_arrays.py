@@ -21,15 +21,15 @@ class ImageArrays:
     all processes, of which each takes its part: together they see the same images for every world size.
 
     Args:
-        data: What :func:`~horst.lab.data.cifar10.read_cifar10` and its like return.
-        batch_size: Of all processes together.
-        seed: Of order, augmentation and mixing.
-        rank, world_size: Which process this is, and of how many.
-        device: Where the images live. Training images take ``1 + 2 * padding / side`` times their size a side.
+        data: Images, as :func:`~horst.lab.data.cifar10.read_cifar10` returns them.
+        batch_size: Samples per batch, over all processes.
+        seed: Seed of order, augmentation and mixing.
+        rank, world_size: Number of this process, and of all processes.
+        device: Device that holds the images. The sides of training images grow by ``2 * padding``.
         padding: An image is cropped at random out of a black frame of this width; 0 for none.
         flip: Whether half of the images are mirrored. Not for digits.
         mixing: Mixup, cutmix and label smoothing; targets are then rows of shares instead of the classes' numbers.
-        evaluation_batch_size: Of one process.
+        evaluation_batch_size: Images per batch of one process.
 
     Example:
         >>> from horst.lab.data.image_data import read_digits

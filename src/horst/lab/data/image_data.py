@@ -25,8 +25,8 @@ class ImageData:
     Args:
         images, test_images: Bytes, channels last: ``(samples, height, width, channels)``.
         labels, test_labels: int64, in ``[0, classes)``.
-        classes: How many there are.
-        mean, std: One a channel, on the scale of the bytes.
+        classes: Number of classes.
+        mean, std: Statistics per channel, on the scale of the bytes.
 
     Example:
         >>> images, labels = torch.randint(256, (6, 8, 8, 3), dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1, 2])

@@ -33,13 +33,13 @@ class ImageFiles:
     """Where each image lies, and its label.
 
     Args:
-        paths: The files, a NumPy array of bytes: loader processes would copy a list of strings by counting references.
-        file: Which file an image is in, int64, ``(images,)``.
-        offset: Where in the file it begins.
-        size: Its bytes; -1 for all of the file.
-        labels: int64, from 0.
-        classes: How many there are.
-        class_names: The folders' names by label; None for shards, which know numbers alone.
+        paths: Files, a NumPy array of bytes: loader processes would copy a list of strings by counting references.
+        file: Number of each image's file, int64, ``(images,)``.
+        offset: First byte of each image in its file.
+        size: Bytes of each image; -1 for all of the file.
+        labels: Class of each image, int64, from 0.
+        classes: Number of classes.
+        class_names: Names of the folders by label; None for shards, which know numbers alone.
     """
 
     paths: Any

@@ -38,16 +38,16 @@ class ImageNet:
     follows from (seed, epoch, image), whatever the number of workers. Torch's global generator is left alone.
 
     Args:
-        root: Holds the folders ``train`` and ``val``, each with class folders or with ``.tar`` shards.
-        batch_size: Of all processes together.
-        seed: Of order, augmentation and mixing.
-        rank, world_size: Which process this is, and of how many.
-        device: Where the batches go; to a GPU they are copied from pinned memory while it computes.
-        image_size: The side of the images for the model.
-        resize: The short side that an image is brought to before its middle is cut out for the evaluation.
+        root: Folder with ``train`` and ``val``, each with class folders or with ``.tar`` shards.
+        batch_size: Samples per batch, over all processes.
+        seed: Seed of order, augmentation and mixing.
+        rank, world_size: Number of this process, and of all processes.
+        device: Device of the batches; to a GPU they are copied from pinned memory while it computes.
+        image_size: Side of the images for the model.
+        resize: Short side of an image before its middle is cut out for the evaluation.
         mixing: Mixup, cutmix and label smoothing; targets are then rows of shares instead of the classes' numbers.
         workers: Loader processes; 0 loads in this one.
-        evaluation_batch_size: Of one process.
+        evaluation_batch_size: Images per batch of one process.
 
     Example:
         >>> import PIL.Image, tempfile

@@ -70,7 +70,7 @@ def l1_dual_correlations(z: Tensor, *, signs: Tensor | None = None) -> Tensor:
 
     Args:
         z: Inputs times labels, ``(samples, features)``.
-        signs: As for :func:`max_margin`.
+        signs: Signs of the solution, as for :func:`max_margin`.
     """
     matrix = _matrix(z)
     result = _solve_l1(matrix, signs)

@@ -1,6 +1,6 @@
-r"""Mixup, cutmix and label smoothing as DeiT trains with them, drawn from a seed a step.
+r"""Mixup, cutmix and label smoothing as DeiT trains with them, drawn from a seed per step.
 
-Images are mixed in pairs with one :math:`\lambda` a batch, :math:`\lambda \sim \mathrm{Beta}(a, a)`:
+Images are mixed in pairs with one :math:`\lambda` per batch, :math:`\lambda \sim \mathrm{Beta}(a, a)`:
 
 .. math::
     x_i' = \lambda x_i + (1 - \lambda) x_j, \qquad y_i' = \lambda y_i + (1 - \lambda) y_j
@@ -40,10 +40,10 @@ class Mixing:
     """Mixes a batch and makes its labels soft. The defaults are DeiT's own; the paper names the methods, no numbers.
 
     Args:
-        mixup: The Beta distribution's parameter for mixup; 0 for none.
-        cutmix: The same for cutmix.
-        switch_probability: How likely a batch gets cutmix where both are on.
-        label_smoothing: The share of a target that is spread evenly over all classes.
+        mixup: Parameter of the Beta distribution for mixup; 0 for no mixup.
+        cutmix: Parameter of the Beta distribution for cutmix; 0 for no cutmix.
+        switch_probability: Probability of cutmix for a batch where both are on.
+        label_smoothing: Share of a target that is spread evenly over all classes.
 
     Example:
         >>> images, labels = torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
@@ -70,8 +70,8 @@ class Mixing:
         """Lambda and the box for one batch.
 
         Args:
-            seed: All that the draw depends on.
-            height, width: Of the images.
+            seed: Seed of the draw.
+            height, width: Size of the images.
         """
         if not (self.mixup or self.cutmix):
             return Draw(1.0)
@@ -91,8 +91,8 @@ class Mixing:
         Args:
             images: ``(batch, channels, height, width)``, floats.
             labels: ``(batch,)``, the classes' numbers.
-            classes: How many there are.
-            seed: Of this step; the same in every process.
+            classes: Number of classes.
+            seed: Seed of this step; the same in every process.
         """
         draw = self.draw(seed, *images.shape[-2:])
         targets = soft_targets(labels, classes, self.label_smoothing)

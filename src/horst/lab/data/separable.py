@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SeparableData:
-    """Data sets drawn alike, one a seed, stacked along the first dimension.
+    """Data sets drawn alike, one per seed, stacked along the first dimension.
 
     Args:
         x: Inputs, ``(seeds, samples, features)``.
@@ -50,7 +50,7 @@ def sparse_teacher_data(
     r"""Draw :math:`x_i \sim \mathcal{N}(0, I)` and label :math:`y_i = \mathrm{sign} \langle \theta_\star, x_i \rangle`.
 
     Args:
-        seeds: One data set each, from a generator of its own.
+        seeds: Seeds of the data sets, each with a generator of its own.
         n_samples: N of Appendix D.
         n_features: D of Appendix D.
         teacher: The values of the first coordinates of :math:`\theta_\star`; the others are zero.

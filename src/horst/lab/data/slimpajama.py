@@ -30,9 +30,9 @@ def tokenize_slimpajama(
     parts are written in the order that it gives. The dataset's own validation and test splits are not used.
 
     Args:
-        out: The folder to make.
-        dataset: The dataset's name on the Hub, or its train split, loaded.
-        tokenizer, workers: As for :func:`horst.lab.data.tokenization.tokenize`.
+        out: Folder to make.
+        dataset: Name of the dataset on the Hub, or its train split, loaded.
+        tokenizer, workers: Tokenizer and number of processes, as for :func:`horst.lab.data.tokenization.tokenize`.
     """
     train = Source(dataset)
     if train.dataset is None:

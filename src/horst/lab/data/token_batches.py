@@ -32,7 +32,7 @@ class TokenBatches:
         context: Tokens in a window.
         seed: See above.
         rank, world_size: This process and the number of processes.
-        device: Where batches go; to a GPU they are copied without waiting.
+        device: Device of the batches; to a GPU they are copied without waiting.
         vocabulary: The model's, to refuse a file it cannot read.
 
     Example:
@@ -78,7 +78,7 @@ class TokenBatches:
         """This rank's part of batch ``start``, ``start + 1``, ... without end: tokens and the tokens that follow them.
 
         Args:
-            start: The number of batches taken so far: a run that stopped after step k goes on with ``batches(k)``.
+            start: Number of batches taken so far: a run that stopped after step k resumes with ``batches(k)``.
         """
         if start < 0:
             raise ValueError(f"start must be at least 0, got {start}.")
@@ -111,7 +111,7 @@ class TokenBatches:
 
 
 class EvaluationBatch(NamedTuple):
-    """Windows of an evaluation: ``targets`` are -100 where nothing is scored, ``scored`` counts the others a window."""
+    """Windows of an evaluation; ``targets`` are -100 where nothing is scored, ``scored`` counts the rest per window."""
 
     tokens: Tensor
     targets: Tensor
@@ -142,9 +142,10 @@ def evaluation_batches(
         path: A ``.bin`` file with its ``meta.json``.
         context: Tokens in a window.
         batch_size: Windows in a batch, over all ranks.
-        stride: None is ``context``: no overlap. A smaller one gives each scored token more context, at more cost.
+        stride: Tokens between two windows; None is ``context``: no overlap. A smaller stride gives each scored token
+            more context, at more cost.
         rank, world_size: This process and the number of processes; rank r takes the r-th part of each batch.
-        device: Where the batches go; ``scored`` stays on the CPU, so that counting does not wait for the GPU.
+        device: Device of the batches; ``scored`` stays on the CPU, so that counting does not wait for the GPU.
         vocabulary: The model's, to refuse a file it cannot read.
     """
     stride = context if stride is None else stride

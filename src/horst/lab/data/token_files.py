@@ -32,8 +32,8 @@ class TokenFile:
 
     Args:
         path: The file.
-        tokens: Its contents, a memory map.
-        documents: How many.
+        tokens: Contents, a memory map.
+        documents: Number of documents.
         tokenizer: The tokenizer's name.
         vocabulary: The tokenizer's: every token is below it.
         end_of_text: The token after each document.

@@ -50,12 +50,12 @@ def tokenize(
     stay together. The folder appears whole at the end, or not at all.
 
     Args:
-        sources: One source or a list: see :mod:`horst.lab.data.documents`.
-        out: The folder to make.
+        sources: Source, or list of sources: see :mod:`horst.lab.data.documents`.
+        out: Folder to make.
         tokenizer: ``"gpt2"``, ``"bytes"``, or an object of your own.
-        validation: What to hold out. A fraction is a share of the documents, in expectation; a whole number is a number
-            of documents, which takes a second pass over the sources; 0 is nothing, and there is no ``val.bin``.
-        fields: Where the text and the id are; None is ``"text"`` and ``"id"``.
+        validation: Part to hold out. A fraction is a share of the documents, in expectation; a whole number is a number
+            of documents, which takes a second pass over the sources; 0 holds out nothing and writes no ``val.bin``.
+        fields: Names of the text's and the id's fields; None is ``"text"`` and ``"id"``.
         workers: Processes that encode. More than one are started afresh and import the main program: a script needs
             ``if __name__ == "__main__":`` then.
 
@@ -130,10 +130,10 @@ def write_token_files(
 
     Args:
         texts: Pairs of a split and a text.
-        out: The folder to make.
-        tokenizer, workers: As for :func:`tokenize`.
-        splits: The files that must not stay empty.
-        notes: What else to write into ``meta.json``.
+        out: Folder to make.
+        tokenizer, workers: Tokenizer and number of processes, as for :func:`tokenize`.
+        splits: Files that must not stay empty.
+        notes: Further entries of ``meta.json``.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}.")

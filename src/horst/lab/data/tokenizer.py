@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """A token a byte of UTF-8, and one for the end of a text: needs no vocabulary file.
+    """One token per byte of UTF-8, and one for the end of a text: needs no vocabulary file.
 
     Example:
         >>> ByteTokenizer().encode("Hi!").tolist()
@@ -77,7 +77,7 @@ class GPT2Tokenizer:
     installed; tiktoken's own cache or download. Files are checked by their sha256.
 
     Args:
-        folder: Where the two files are.
+        folder: Folder of the two files.
 
     Example:
         >>> GPT2Tokenizer().encode("Hello world").tolist()

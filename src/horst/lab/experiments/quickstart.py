@@ -2,7 +2,7 @@
 
 Tables 6 and 1 in miniature. A GPT learns the source of Python's standard library, byte by byte, and is pruned in one
 shot by magnitude; a vision transformer learns scikit-learn's digits with AC/DC. All optimizers get the same seeds,
-data, steps and learning rates. The text is learnt by proximal HORST too, which goes beyond the paper.
+data, steps and learning rates. The text is learnt by HORST with ``l1`` too, which goes beyond the paper.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from horst.lab.data.image_data import read_digits
 from horst.lab.data.tokenization import write_token_files
 from horst.lab.experiments import table1_deit_acdc, table6_gpt2_one_shot
 from horst.lab.experiments.language_model import LanguageConfig
-from horst.lab.experiments.result import Origin, Result, environment, provenance
+from horst.lab.experiments.result import Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.lab.training import Interrupted, LoopConfig, World, processes
 
 NAME = "quickstart"
-OPTIMIZERS: tuple[Name, ...] = ("adamw", "horst")
 LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST with l1"}
 # More do not help models this small; and not all cores: where another program wants one, threads that wait for each
 # other make small steps ten times slower.
@@ -45,26 +44,23 @@ THREADS = 4
 # One file in so many is held out, and scored as far as this many characters: evaluation takes the same time everywhere.
 HELD_OUT, SCORED = 50, 3000
 
-Compute = Callable[[World], dict[str, Any]]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """The quickstart.
 
     Args:
-        seeds: Of weights and data order; every optimizer runs with each.
-        steps: Of each language model.
-        epochs: Of each vision model.
+        seeds: Seeds of weights and data order; every optimizer runs with each.
+        steps: Steps of each language model.
+        epochs: Epochs of each vision model.
         lr: Learning rate of the language models.
         vision_lrs: Learning rates of the vision models. The paper's is 5e-3; AdamW does better with a larger one here.
-        sparsities: Of the language models after training; the dense ones are always there.
-        vision_sparsity: Which AC/DC trains to.
-        alpha: HORST's.
-        l1: Of proximal HORST, which has ``alpha="auto"`` and this soft threshold; it trains language models alone.
-        directory: Gets a folder ``unfinished``, from which a quickstart that was interrupted goes on; a finished one
-            takes it away.
-        setting: What is trained on what, in words.
+        sparsities: Sparsities of the language models after training; the dense ones are always there.
+        vision_sparsity: Sparsity that AC/DC trains to.
+        alpha: HORST's alpha.
+        l1: Soft threshold of the third contender, HORST with ``alpha="auto"`` and ``l1``; it trains language models
+            alone.
+        directory: Folder of an interrupted quickstart, which resumes from there; a finished one deletes it.
     """
 
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -77,7 +73,6 @@ class Config:
     alpha: float = 5.0
     l1: float = 0.1
     directory: pathlib.Path = pathlib.Path("runs/quickstart")
-    setting: str = "a GPT of 2 blocks of width 64 on Python's source, a ViT of 2 blocks of width 24 on digits"
 
     def __post_init__(self) -> None:
         for name in ("seeds", "vision_lrs", "sparsities"):
@@ -135,12 +130,12 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """One model to train, and how to get its rows and its histogram."""
+    """One model to train, and the function that returns its rows and its histogram."""
 
     part: str
     optimizer: Name
     about: str
-    compute: Compute
+    compute: Callable[[World], dict[str, Any]]
 
 
 def show(line: str) -> None:
@@ -150,26 +145,35 @@ def show(line: str) -> None:
 
 
 def run(config: Config, progress: Callable[[str], None] = show) -> Result:
-    """Train and prune everything; Ctrl-C ends it with what is there, and the next call goes on.
+    """Train and prune everything; Ctrl-C ends it with what is there, and the next call resumes.
 
     Args:
         config: Sizes.
-        progress: Called with a line at the beginning and the end of each run.
+        progress: Function that is called with a line at the beginning and the end of each run.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C before the first run was through, when there is nothing to return.
+        KeyboardInterrupt: Ctrl-C came before the first run was done, when there is nothing to return.
     """
-    start = time.perf_counter()
+    origins: list[Origin] = []
+    language, vision = config.language(pathlib.Path(), "adamw").model, config.vision(config.lr).model
+    setting = (
+        f"a GPT of {language.layers} blocks of width {language.width} on Python's source, "
+        f"a ViT of {vision.depth} blocks of width {vision.width} on digits"
+    )
+    return run_and_record(NAME, config, functools.partial(_body, config, progress, origins), "cpu", origins, setting)
+
+
+def _body(
+    config: Config, progress: Callable[[str], None], origins: list[Origin]
+) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {"language": {}, "vision": {}}
-    origins: list[Origin] = []
     done = 0
     with processes("cpu") as world, _few_threads():
         data = config.unfinished / f"python-{platform.python_version()}"
-        runs, notes = _plan(config, data)
-        for note in notes:
+        runs, notes = list(_runs(config, data)), _notes(config, data)
+        for note in (*notes, f"{len(runs)} runs follow."):
             progress(note)
-        progress(f"{len(runs)} runs follow.")
         try:
             _write_text(data)
             for number, each in enumerate(runs, 1):
@@ -185,29 +189,20 @@ def run(config: Config, progress: Callable[[str], None] = show) -> Result:
         except (Interrupted, KeyboardInterrupt) as stop:
             if not rows:
                 raise KeyboardInterrupt from stop
-            progress(f"Interrupted after {done} of {len(runs)} runs. The same command goes on from here.")
+            progress(f"Interrupted after {done} of {len(runs)} runs. Run the same command again to resume.")
         else:
             shutil.rmtree(config.unfinished)
             with contextlib.suppress(OSError):  # other files may be there
                 config.directory.rmdir()
-        where = environment()
     if done < len(runs):
         notes.insert(0, f"Partial: interrupted after {done} of {len(runs)} runs.")
-    return Result(
-        experiment=NAME,
-        config=dataclasses.asdict(config),
-        rows=rows,
-        curves={"histograms": histograms, "runs": {"done": done, "planned": len(runs)}},
-        notes=notes,
-        **provenance(origins, where, time.perf_counter() - start),
-    )
+    return rows, {"histograms": histograms, "runs": {"done": done, "planned": len(runs)}}, notes
 
 
 def is_partial(result: Result) -> bool:
     """Whether it was interrupted.
 
     Example:
-        >>> from horst.lab.experiments.result import run_and_record
         >>> is_partial(run_and_record(NAME, Config(), lambda: ([], {"runs": {"done": 3, "planned": 18}}, [])))
         True
     """
@@ -215,52 +210,46 @@ def is_partial(result: Result) -> bool:
     return runs["done"] < runs["planned"]
 
 
-def _plan(config: Config, data: pathlib.Path) -> tuple[list[_Run], list[str]]:
-    """All runs, seed by seed so that an early end leaves pairs to compare; and what they train, in words."""
+def _runs(config: Config, data: pathlib.Path) -> Iterator[_Run]:
+    """All runs, seed by seed so that an early end leaves pairs to compare."""
+    names: tuple[Name, ...] = ("adamw", "horst", "horst-l1")
+    for seed in config.seeds:
+        for name in names:
+            table = table6_gpt2_one_shot.Config(
+                run=config.language(data, name),
+                sparsities=config.sparsities,
+                prune_layers="blocks",
+                directory=config.unfinished,
+            )
+            compute = functools.partial(table6_gpt2_one_shot.one_run, table, name, seed)
+            yield _Run("language", name, f"GPT with {LABELS[name]}, seed {seed}", compute)
+        for lr in config.vision_lrs:
+            for name in names[:2]:
+                about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
+                yield _Run("vision", name, about, functools.partial(_vision_run, config, lr, name, seed))
+
+
+def _vision_run(config: Config, lr: float, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
+    table = table1_deit_acdc.Config(run=config.vision(lr), directory=config.unfinished)
+    found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
+    return {**found, "rows": [found["row"]]}
+
+
+def _notes(config: Config, data: pathlib.Path) -> list[str]:
+    """What is trained, in words."""
     language, vision = config.language(data, "adamw"), config.vision(config.vision_lrs[0])
     digits = read_digits()
-    files = _source_files()
-    runs: list[_Run] = []
-    for seed in config.seeds:
-        for name in (*OPTIMIZERS, "horst-l1"):
-            about = f"GPT with {LABELS[name]}, seed {seed}"
-            runs.append(_Run("language", name, about, _language_run(config, data, name, seed)))
-        for lr in config.vision_lrs:
-            for name in OPTIMIZERS:
-                about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
-                runs.append(_Run("vision", name, about, _vision_run(config, lr, name, seed)))
     tokens = language.steps * language.batch_size * language.model.context
-    notes = [
+    return [
         f"Text: a GPT of {_size(GPT2(language.model)):,} parameters on the source of the standard library of Python "
-        f"{platform.python_version()} ({len(files)} files, one in {HELD_OUT} held out), {language.steps} steps, "
-        f"{tokens:,} bytes; then one-shot magnitude pruning of all matrices in its blocks.",
+        f"{platform.python_version()} ({len(_source_files())} files, one in {HELD_OUT} held out), {language.steps} "
+        f"steps, {tokens:,} bytes; then one-shot magnitude pruning of all matrices in its blocks.",
         f"Images: a vision transformer of {_size(build_deit(vision.model)):,} parameters on {len(digits.images):,} of "
         f"scikit-learn's handwritten digits, {vision.epochs} epochs of AC/DC to {config.vision_sparsity:.0%} zeros in "
         f"its blocks; {len(digits.test_images)} test images, so one image is {1 / len(digits.test_images):.2%}.",
         "The models are a thousand times smaller than the paper's and stop long before they converge: this shows what "
         "the update does, not what it is worth at scale.",
     ]
-    return runs, notes
-
-
-def _language_run(config: Config, data: pathlib.Path, optimizer: Name, seed: int) -> Compute:
-    table = table6_gpt2_one_shot.Config(
-        run=config.language(data, optimizer),
-        sparsities=config.sparsities,
-        prune_layers="blocks",
-        directory=config.unfinished,
-    )
-    return functools.partial(table6_gpt2_one_shot.one_run, table, optimizer, seed)
-
-
-def _vision_run(config: Config, lr: float, optimizer: Name, seed: int) -> Compute:
-    table = table1_deit_acdc.Config(run=config.vision(lr), directory=config.unfinished)
-
-    def compute(world: World) -> dict[str, Any]:
-        found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
-        return {**found, "rows": [found["row"]]}
-
-    return compute
 
 
 def _source_files() -> list[pathlib.Path]:

@@ -49,9 +49,10 @@ def integrate(
 
     Args:
         z: Inputs times labels, ``(samples, features)``.
-        p: The exponent of the norm, at least 2; ``math.inf`` is the sign flow.
+        p: Exponent of the norm, at least 2; ``math.inf`` is the sign flow.
         start: Theta at the start, ``(features,)``, without zeros. Its signs are kept for ever.
-        log_norm_end: Where to stop. Beyond about 16 (a norm of 1e7) rounding in the margins slows the solver down.
+        log_norm_end: Log of the norm at which to stop. Beyond about 16 (a norm of 1e7) rounding in the
+            margins slows the solver down.
         smoothing: For p > 2 the right-hand side is not Lipschitz where an entry of c changes sign, and for p = infinity
             it jumps. It is replaced by :math:`c\, (c^2 + \delta^2)^{(1/(p-1) - 1)/2}` with :math:`\delta` = smoothing,
             which differs only for entries within :math:`\delta` of zero (as Adam's eps does). Unused for p = 2.
@@ -127,7 +128,7 @@ def predicted_exponent(correlations: Tensor, p: float) -> float:
 
     Args:
         correlations: The vector c in the orientation of theta's signs, scaled to 1 on the support.
-        p: The exponent of the norm.
+        p: Exponent of the norm.
 
     Example:
         >>> c = torch.tensor([1.0, 0.25, -3.0])

@@ -31,17 +31,17 @@ class Config:
 
     Args:
         p_values: Exponents of the norm. The theorem covers the integers from 2; ``inf`` is its open limit.
-        setups: Of "positive", "pairs" and "random_signs".
+        setups: Setups among "positive", "pairs" and "random_signs".
         seeds: Data seeds.
-        n_samples: N.
-        n_features: D.
-        teacher: The sparse teacher's values; positive, so that a positive start can reach it.
-        init_scale: The size of theta at the start.
-        log_norm_end: Every flow is followed until the L1 norm of theta is ``exp(log_norm_end)``.
+        n_samples: Number of samples, N.
+        n_features: Number of features, D.
+        teacher: Values of the sparse teacher; positive, so that a positive start can reach it.
+        init_scale: Size of theta at the start.
+        log_norm_end: Log of the L1 norm of theta up to which every flow is followed.
         smoothing: Width of the smoothed sign at zero, for p > 2; see ``integrate``.
         other_smoothings: Widths with which p = infinity is run again in the first setup, to see what it owes to them.
         rtol: Relative tolerance of the solver.
-        grid: How many points of each path the result holds.
+        grid: Number of points of each path in the result.
     """
 
     p_values: tuple[float, ...] = (2.0, 3.0, 4.0, 8.0, 16.0, 32.0, math.inf)

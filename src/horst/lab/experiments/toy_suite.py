@@ -32,18 +32,18 @@ class Config:
         methods: Names of :func:`horst.lab.experiments.methods.methods_by_name`; empty for all.
         seeds: Data seeds. The paper has three.
         steps: Full-batch steps.
-        n_samples: N.
-        n_features: D.
-        teacher: The two values of the sparse teacher. Open in the paper; (1, 1) gives both features the same weight and
+        n_samples: Number of samples, N.
+        n_features: Number of features, D.
+        teacher: Values of the sparse teacher. Open in the paper; (1, 1) gives both features the same weight and
             the positive sign that the constant start can reach.
-        init: How theta starts. Open; "constant" because a multiplicative update cannot leave zero nor change a sign,
+        init: Start of theta. Open; "constant" because a multiplicative update cannot leave zero nor change a sign,
             so its start decides which solutions it can reach, and a positive constant can reach the positive teacher.
-        init_scale: The size of theta at the start. Open; 0.01 is small beside the solution, as a rich regime needs.
-        dtype: "float64" or "float32". Open; float64, in which the loss underflows at a margin of 745, not of 103.
-        gamma: Of the hyperbolic entropy. Open; 0.001 is a tenth of the start, close to the entropy.
+        init_scale: Size of theta at the start. Open; 0.01 is small beside the solution, as a rich regime needs.
+        dtype: Precision, "float64" or "float32". Open; float64, whose loss underflows at a margin of 745, not 103.
+        gamma: Parameter of the hyperbolic entropy. Open; 0.001 is a tenth of the start, close to the entropy.
         horst_alpha: HORST's alpha, the paper's 5.
         ham_alpha: HAM's alpha, its default 200.
-        snapshots: How many points of the trajectory are kept, spaced evenly in log time.
+        snapshots: Number of points of the trajectory to keep, spaced evenly in log time.
     """
 
     methods: tuple[str, ...] = ()
@@ -97,10 +97,10 @@ def simulate(
         z: Inputs times labels, ``(problems, samples, features)``.
         start: Theta at the start, ``(problems, features)``.
         steps: Full-batch steps.
-        snapshots: How many points of the trajectories are kept.
+        snapshots: Number of points of the trajectories to keep.
 
     Returns:
-        One trajectory a method, by name.
+        One trajectory per method, by name.
     """
     problems, features = start.shape
     counts = [len(method.lrs) for method in methods]
@@ -194,7 +194,7 @@ def solve_max_margins(data: SeparableData) -> dict[Geometry, Tensor]:
 def summary_rows(
     trajectories: dict[str, Trajectory], data: SeparableData, solutions: dict[Geometry, Tensor]
 ) -> list[dict[str, Any]]:
-    """One row a method at its best learning rate: mean over seeds, spread as ``*_std``, and how many seeds diverged."""
+    """One row per method at its best learning rate: means over seeds, spreads as ``*_std``, seeds that diverged."""
     rows = []
     for name, trajectory in trajectories.items():
         best = trajectory.best_rate

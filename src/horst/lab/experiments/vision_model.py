@@ -50,9 +50,11 @@ class VisionConfig:
         epochs: Epochs of training.
         batch_size: Images per step, over all processes.
         schedule: Learning-rate schedule: the paper's triangle, or a linear warm-up over a tenth and a cosine (DeiT's).
-        mixup, cutmix, smoothing: Strengths; the paper names the methods without numbers, these are DeiT's own.
-        padding, flip: Augmentation of the data sets that stay on the device: width of the frame that crops are taken
-            from, and mirroring.
+        mixup: Strength of mixup. The paper names the methods without numbers; these are DeiT's own.
+        cutmix: Strength of cutmix.
+        smoothing: Share of label smoothing.
+        padding: Width of the frame that random crops are taken from, for data sets that stay on the device.
+        flip: Whether to mirror images at random, for data sets that stay on the device.
         layers: Layers that AC/DC masks. The paper does not state them; its base code masks every linear layer.
         restore: Values with which pruned weights leave a sparse phase: zeros (AC/DC's reference), or those they had
             before (code that masks in the forward pass only, as the paper's base code does).
@@ -134,8 +136,8 @@ def _check_fit(config: VisionConfig, data: Mapping[str, int]) -> None:
 
 
 def _read_arrays(config: VisionConfig) -> tuple[ImageData, dict[str, Any]]:
-    """The images and what is told of them, read and hashed once while their files stay as they are."""
-    path = pathlib.Path() if config.dataset == "digits" else config.data.absolute()
+    """The images and their identity, read and hashed once while their files stay as they are."""
+    path = pathlib.Path() if config.dataset == "digits" else config.data
     return _read(config.dataset, path, () if config.dataset == "digits" else identity.stamp(path))
 
 
@@ -180,7 +182,6 @@ def train_sparse_vision_model(
     source = open_source(config, seed, world)
     torch.manual_seed(seed)
     model = parallelize(build_deit(config.model), config.parallel, world.device)
-    steps = config.epochs * source.steps_per_epoch
     contender = config.optimization.make(model, optimizer)
     task = Task(
         model=model,
@@ -189,15 +190,17 @@ def train_sparse_vision_model(
         evaluate=lambda model: accuracy(model, source.evaluation_batches(), precision=config.loop.precision),
         identity={**about, "run": identity.deciding(about["run"])},
     )
-    in_steps = {
-        name: epochs and epochs * source.steps_per_epoch
-        for name, epochs in (("eval_every", config.loop.eval_every), ("checkpoint_every", config.loop.checkpoint_every))
-    }
+    loop, per_epoch = config.loop, source.steps_per_epoch
+    steps = config.epochs * per_epoch
     start = functools.partial(
         train,
         task,
         contender,
-        dataclasses.replace(config.loop, **in_steps),
+        dataclasses.replace(
+            loop,
+            eval_every=loop.eval_every and loop.eval_every * per_epoch,
+            checkpoint_every=loop.checkpoint_every and loop.checkpoint_every * per_epoch,
+        ),
         steps=steps,
         schedule=Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps)),
         directory=directory,
@@ -241,8 +244,8 @@ def phase_records(records: Sequence[Mapping[str, Any]], steps_per_epoch: int) ->
     """A recorder's records over all layers: one for each change, with what the new phase begins with.
 
     Args:
-        records: Of :class:`horst.sparsity.Recorder`.
-        steps_per_epoch: Turns steps into epochs.
+        records: Records of a :class:`horst.sparsity.Recorder`.
+        steps_per_epoch: Steps per epoch, to turn steps into epochs.
 
     Example:
         >>> records = [{"step": 40, "kind": "prune", "sparsity": 0.9, "overlap": 0.5, "sign_flips": 0.1, "layers": {}}]

@@ -1,5 +1,1 @@
-"""Models."""
-
-from horst.lab.models.diagonal import DiagonalNetwork
-
-__all__ = ["DiagonalNetwork"]
+"""The models of the experiments: GPT-2, DeiT and diagonal linear networks."""

@@ -26,10 +26,13 @@ class DeiTConfig:
     """The shape of a DeiT, and how it is computed.
 
     Args:
-        image_size, patch_size: Side of an image and of a patch, in pixels.
+        image_size: Side of an image, in pixels.
+        patch_size: Side of a patch, in pixels.
         channels: Channels of the images.
         classes: Outputs of the head.
-        width, depth, heads: Width of the residual stream, number of blocks, heads per block.
+        width: Width of the residual stream.
+        depth: Number of blocks.
+        heads: Attention heads per block.
         mlp_ratio: Width of the hidden layer of a block's MLP, in units of ``width``.
         drop_path: Probability that the last block is skipped for a sample; that of the others rises linearly. DeiT's
             own recipe has 0.1. The paper does not state it; off, since dropping and pruning act on the same blocks.

@@ -7,43 +7,7 @@ started balanced, is mirror flow on :math:`\theta`: for L = 2 with the entropy.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
-
-class DiagonalNetwork(nn.Module):
-    r"""A linear model whose weights are an elementwise product of factors.
-
-    .. math::
-        f(x) = \langle w_1 \odot \dots \odot w_L,\, x \rangle
-
-    where L is ``depth``. Figure 1 has L = 2, :math:`u \odot v`.
-
-    Args:
-        n_features: The dimension of x.
-        depth: The number of factors, at least 1.
-        init: The product at the start: every factor starts at its L-th root (balanced).
-
-    Example:
-        >>> model = DiagonalNetwork(3, init=0.25)
-        >>> model(torch.ones(2, 3)), model.theta()
-        (tensor([0.7500, 0.7500], grad_fn=<MvBackward0>), tensor([0.2500, 0.2500, 0.2500], grad_fn=<ProdBackward1>))
-    """
-
-    def __init__(self, n_features: int, depth: int = 2, init: float = 0.01) -> None:
-        super().__init__()
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}.")
-        if not init > 0:
-            raise ValueError(f"init must be positive, got {init}: a balanced start has every factor at its root.")
-        self.factors = nn.Parameter(torch.full((depth, n_features), init ** (1 / depth)))
-
-    def theta(self) -> Tensor:
-        """The product of the factors: the weights of the linear model."""
-        return product(self.factors)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The linear model, ``(..., features)`` to ``(...)``."""
-        return x @ self.theta()
+from torch import Tensor
 
 
 def product(factors: Tensor) -> Tensor:

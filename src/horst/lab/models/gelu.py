@@ -46,7 +46,7 @@ def short_gelu(x: Tensor) -> Tensor:
     """GELU by the formula above, computed in float32 at least. Differentiable once.
 
     Args:
-        x: Of any floating dtype.
+        x: Tensor of any floating dtype.
 
     Example:
         >>> x = torch.tensor([-3.0, 0.5])

@@ -37,8 +37,9 @@ class GPT2Config:
     """The defaults are the paper's model: 123,980,544 parameters.
 
     Args:
-        layers, heads, width: Number of blocks, heads per block, width of the residual stream; the MLP is four times
-            as wide.
+        layers: Number of blocks.
+        heads: Attention heads per block.
+        width: Width of the residual stream; the MLP is four times as wide.
         context: Longest sequence.
         vocabulary: Number of tokens, at least as many as the tokenizer's. 50304 is GPT-2's 50257 rounded up to a
             multiple of 128.
@@ -98,7 +99,7 @@ class GPT2(nn.Module):
     :math:`0.02 / \sqrt{2L}` for the ``c_proj`` that end a residual branch, L being ``layers``. Biases start at zero.
 
     Args:
-        config: None is the paper's model.
+        config: Shape of the model; None is the paper's.
 
     Example:
         >>> model = GPT2(GPT2Config(layers=2, heads=2, width=8, context=16, vocabulary=32))
@@ -134,7 +135,7 @@ class GPT2(nn.Module):
 
         Args:
             tokens: ``(batch, sequence)``.
-            targets: Of the same shape: the token that follows each.
+            targets: Tokens that follow each, of the same shape.
         """
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must be shaped as tokens, {tuple(tokens.shape)}, got {tuple(targets.shape)}.")

@@ -67,9 +67,3 @@ class ExponentialAverage:
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
-
-    @torch.no_grad()
-    def load(self, averages: Mapping[str, Tensor]) -> None:
-        """Take averages from a checkpoint."""
-        for name, average in self.averages.items():
-            average.copy_(averages[name])

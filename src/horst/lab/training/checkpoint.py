@@ -88,7 +88,7 @@ def save(
     Args:
         state: Nested dictionaries (with string keys) and lists of tensors, DTensors, numbers, strings and None. The
             states of the random number generators are saved beside it.
-        fingerprint: What a run must have in common with this one to go on from here; JSON, compared by :func:`load`.
+        fingerprint: Settings that a run must share with this one to resume from here; JSON, compared by :func:`load`.
 
     Raises:
         CheckpointError: It could not be written. Earlier checkpoints are untouched.
@@ -130,7 +130,7 @@ def load(
 
     Args:
         path: A checkpoint's folder.
-        fingerprint: Of this run; a checkpoint with another one is refused, with the differences.
+        fingerprint: Settings of this run; a checkpoint with other ones is refused, with the differences.
         like: The model's tensors by name. A tensor of the state under such a name, and of its whole shape, comes on the
             same device and cut over ranks in the same way, whoever saved it; every other one whole, on the CPU.
 
@@ -177,9 +177,9 @@ def why_not_written(what: str, directory: str | os.PathLike[str], error: Excepti
     """What a user must know when ``what`` could not be written: why, what to do, and what is left of the run.
 
     Args:
-        directory: Of the checkpoints.
-        error: What came of it.
-        needed: Bytes that it takes at least.
+        directory: Folder of the checkpoints.
+        error: Error that was raised.
+        needed: Bytes that are needed at least.
     """
     directory = pathlib.Path(directory)
     good = complete(directory)

@@ -75,7 +75,7 @@ def processes(device: Literal["auto", "cuda", "cpu"] = "auto") -> Iterator[World
         if local_rank >= torch.cuda.device_count():
             raise RuntimeError(
                 f"this is local process {local_rank}, but the host has {torch.cuda.device_count()} GPUs. Start as many "
-                "processes a host as it has GPUs (torchrun --nproc-per-node), or use device='cpu'."
+                "processes per host as it has GPUs (torchrun --nproc-per-node), or use device='cpu'."
             )
         here = torch.device("cuda", local_rank)
         torch.cuda.set_device(here)
@@ -109,9 +109,9 @@ def parallelize(model: nn.Module, kind: Literal["ddp", "fsdp"], device: torch.de
     Random numbers drawn from here on differ between ranks: two ranks should not drop out the same units.
 
     Args:
-        model: Built alike on every rank. Changed in place.
+        model: Model, built alike on every rank. Changed in place.
         kind: ``"ddp"`` keeps whole copies; ``"fsdp"`` (``fully_shard``) fits models that one device cannot hold.
-        device: This rank's.
+        device: Device of this rank.
     """
     model.to(device)
     if rank() > 0:
@@ -161,7 +161,7 @@ def gradients_reduced(model: nn.Module, reduced: bool) -> Iterator[None]:
     """Forward and backward passes inside reduce gradients over ranks, or only add them up: for accumulation.
 
     Args:
-        model: One wrapped by DDP or cut by FSDP2; any other is let through.
+        model: Model wrapped by DDP or cut by FSDP2; any other is left alone.
     """
     if _is_fsdp(model):
         model.set_requires_gradient_sync(reduced)

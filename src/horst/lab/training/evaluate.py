@@ -56,11 +56,11 @@ def perplexity(
     :func:`horst.lab.data.token_batches.evaluation_batches` scores every token of a file once.
 
     Args:
-        model: One with a method ``loss(tokens, targets)``, the mean over scored targets (our GPT-2: no logits in
-            memory); or one that gives logits, or an output with ``.logits`` (Hugging Face).
+        model: Model with a method ``loss(tokens, targets)``, the mean over scored targets (our GPT-2: no logits in
+            memory); or a model that gives logits, or an output with ``.logits`` (Hugging Face).
         batches: Tokens and the targets, those that follow each token; see the module.
         precision: ``"bf16"`` runs the model under autocast. Losses and sums are not rounded.
-        progress: Called with the number of batches done.
+        progress: Function that is called with the number of batches done.
 
     Example:
         >>> class Uniform(nn.Module):
@@ -101,10 +101,10 @@ def accuracy(
     with fewer than five classes it is 1.
 
     Args:
-        model: Gives logits, ``(batch, classes)``, or an output with ``.logits``.
+        model: Model that gives logits, ``(batch, classes)``, or an output with ``.logits``.
         batches: Images and the numbers of their classes; see the module.
         precision: ``"bf16"`` runs the model under autocast.
-        progress: Called with the number of batches done.
+        progress: Function that is called with the number of batches done.
 
     Example:
         >>> batch = (torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))

@@ -32,7 +32,7 @@ class Interrupted(SystemExit):
 
     Attributes:
         step: Steps that are done.
-        checkpoint: Where they were saved.
+        checkpoint: Checkpoint that holds them.
     """
 
     def __init__(self, signal_number: int, step: int, checkpoint: pathlib.Path) -> None:
@@ -83,9 +83,10 @@ class AgreedStop:
     in ``AGREE_SECONDS``, at most twice as many as the time before: the steps between wait for nobody.
 
     Args:
-        request: Of this rank.
-        step: Where the run begins.
-        wait: Waits for the device. The host runs ahead of it, and would count the time of steps it has only queued.
+        request: Request of this rank.
+        step: First step of the run.
+        wait: Function that waits for the device. The host runs ahead of it, and would count the time of steps that
+            it has only queued.
 
     Example:
         >>> with StopRequest() as request:

@@ -71,7 +71,7 @@ class Triangular:
 
     Args:
         start: Factor at step 0.
-        peak: Where the full rate is reached, as a share of the steps.
+        peak: Share of the steps after which the full rate is reached.
 
     Example:
         >>> [round(Triangular().factor(step, 100), 4) for step in (0, 10, 20, 60, 100)]

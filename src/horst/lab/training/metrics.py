@@ -23,12 +23,12 @@ class MetricsLog:
     is lost. A file without a checkpoint is begun anew.
 
     Args:
-        directory: Where the files go.
+        directory: Folder of the files.
         position: Length of the file in the checkpoint; 0 begins anew.
         step: The step that is resumed.
-        tensorboard: Write to ``directory/tensorboard`` as well.
-        wandb: A project of Weights & Biases to send the numbers to as well.
-        config: What Weights & Biases shows as the run's settings.
+        tensorboard: Whether to write to ``directory/tensorboard`` as well.
+        wandb: Project of Weights & Biases to send the numbers to as well.
+        config: Settings of the run that Weights & Biases shows.
 
     Example:
         >>> import tempfile
@@ -107,9 +107,9 @@ class MetricsLog:
 
 
 def _start_wandb(directory: pathlib.Path, project: str, config: dict[str, Any], *, resumed: bool) -> Any:
-    """A run of Weights & Biases; a resumed one goes on in the same, whose name is kept beside the metrics.
+    """A run of Weights & Biases; a resumed run continues the same one, whose name is kept beside the metrics.
 
-    One that begins anew gets another: in the old one, which takes no step that it has passed, its first would be lost.
+    A run that starts again gets a new one: the old one would refuse steps that it has passed.
     """
     wandb = load_extra("wandb")
     file = directory / "wandb_id.txt"

@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressBar:
-    """Steps done, loss, tokens or images a second, time left.
+    """Steps done, loss, tokens or images per second, time left.
 
     In a terminal (and with rich installed) a bar, else a line through ``logging`` at each update.
 
     Args:
-        steps: Of the whole run.
-        step: Where it begins.
-        unit: What is counted: ``"tokens"``, ``"images"``.
-        shown: False shows nothing, as on all ranks but one.
+        steps: Steps of the whole run.
+        step: Steps done so far.
+        unit: Unit of the rate: ``"tokens"``, ``"images"``.
+        shown: Whether to show anything; False on all ranks but one.
     """
 
     def __init__(self, steps: int, *, step: int = 0, unit: str = "rows", shown: bool = True) -> None:
@@ -59,12 +59,12 @@ class ProgressBar:
 
 
 class Stopwatch:
-    """Units a second of the time that is spent training, lap by lap; what is ``paused`` does not count.
+    """Units per second of training time, lap by lap; time inside ``paused`` does not count.
 
     Example:
         >>> watch = Stopwatch()
         >>> watch.count(100)
-        >>> rate, seconds_a_step = watch.lap(steps=10)
+        >>> rate, seconds_per_step = watch.lap(steps=10)
         >>> watch.rate is None
         True
     """
@@ -106,7 +106,7 @@ class Stopwatch:
             self._lap_began += time.perf_counter() - began
 
     def lap(self, steps: int) -> tuple[float, float]:
-        """End a lap of ``steps``: its units a second, its seconds a step."""
+        """End a lap of ``steps``: its units per second, its seconds per step."""
         now = time.perf_counter()
         seconds, units = max(now - self._lap_began, 1e-9), self._lap_units
         if self._total is None:

@@ -39,12 +39,12 @@ class TrainResult:
     """What came of a run.
 
     Args:
-        step: Steps done.
-        metrics: Of the last evaluation; those of the average have names that begin with ``ema_``.
-        units_per_second: Tokens or images a second over all ranks, without the first ``log_every`` steps (compilation),
-            evaluations and checkpoints; None where nothing is left then.
+        step: Number of steps done.
+        metrics: Numbers of the last evaluation; those of the average have names that begin with ``ema_``.
+        units_per_second: Tokens or images per second over all ranks, without the first ``log_every`` steps (which
+            compile), evaluations and checkpoints; None where nothing is left then.
         seconds: Wall time, with that of the processes that the run was resumed from, up to their checkpoints.
-        checkpoint: The last one.
+        checkpoint: Last checkpoint.
     """
 
     step: int
@@ -126,7 +126,7 @@ class Run:
         """The metrics, on rank 0, and the bar, which shows itself there."""
         self.metrics: MetricsLog | None = None
         if rank() == 0:
-            with self._told_if_not_written("the metrics"):
+            with self._explain_failed_writes("the metrics"):
                 log = MetricsLog(
                     self.directory,
                     position=position,
@@ -215,13 +215,13 @@ class Run:
         """What ``action`` gives on rank 0, which has the metrics. If it cannot write, all ranks stop."""
 
         def act() -> T | None:
-            with self._told_if_not_written(f"the metrics of step {self.step}"):
+            with self._explain_failed_writes(f"the metrics of step {self.step}"):
                 return None if self.metrics is None else action(self.metrics)
 
         return on_every_rank(act)[0]
 
     @contextlib.contextmanager
-    def _told_if_not_written(self, what: str) -> Iterator[None]:
+    def _explain_failed_writes(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -235,7 +235,7 @@ class Run:
         loss = float(sum_over_ranks(self.loss_sum / self.loss_steps)) / world_size()
         if not math.isfinite(loss):
             raise self._broken(f"the loss is {loss}")
-        rate, seconds_a_step = self.speed.lap(self.loss_steps)
+        rate, seconds_per_step = self.speed.lap(self.loss_steps)
         self.loss_sum.zero_()
         self.loss_steps = 0
         numbers: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
@@ -245,7 +245,7 @@ class Run:
             numbers["sparsity"] = self.sparsifier.current_sparsity
         numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
         self._write_down(numbers)
-        self.bar.update(self.step, loss, rate, (self.steps - self.step) * seconds_a_step)
+        self.bar.update(self.step, loss, rate, (self.steps - self.step) * seconds_per_step)
 
     @property
     def evaluation_is_due(self) -> bool:

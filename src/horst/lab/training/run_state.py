@@ -14,8 +14,8 @@ from horst.sparsity import Sparsifier
 
 __all__ = ["load_optimizer_state", "load_tensors", "named_tensors", "optimizer_state", "settings"]
 
-# Options of an optimizer that change how it computes, not what.
-_HOW = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
+# Entries of a group that change how an optimizer computes, not what.
+_SPEED_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -44,7 +44,7 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str,
     """The optimizer's state by the names of its parameters. Its options are not in it: a run begins with them.
 
     Args:
-        names: Of the model's parameters, by ``id``.
+        names: Names of the model's parameters, by ``id``.
     """
     return {name: dict(optimizer.state[p]) for name, p in _params(optimizer, names).items() if p in optimizer.state}
 
@@ -83,7 +83,7 @@ def settings(model: nn.Module, optimizer: Optimizer, sparsifier: Sparsifier | No
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: value for key, value in group.items() if key not in _HOW}
+    options = {key: value for key, value in group.items() if key not in _SPEED_OPTIONS}
     options["lr"] = float(group.get("initial_lr", group["lr"]))
     options = {key: value if isinstance(value, (bool, int, float)) else repr(value) for key, value in options.items()}
     return {**options, "parameters": len(group["params"])}

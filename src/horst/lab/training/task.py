@@ -27,15 +27,16 @@ class Task:
     """A model, its loss, its data and how it is judged.
 
     Args:
-        model: On its device and, if it shall be, sharded (:func:`horst.lab.training.distributed.parallelize`).
-        loss: ``loss(model, inputs, targets)``: the mean over the rows given.
+        model: Model on its device and, where wanted, sharded (:func:`horst.lab.training.distributed.parallelize`).
+        loss: Function ``loss(model, inputs, targets)``: the mean over the rows given.
         train: Training batches.
-        evaluate: ``evaluate(model)``: named numbers, the same on every rank. :mod:`horst.lab.training.evaluate` has the
-            usual ones. Called in evaluation mode, with the plain model (not compiled, not wrapped by DDP).
-        unit: What throughput counts, ``"tokens"`` or ``"images"``.
-        units_per_row: How many of them a row of a batch holds: the context length of a language model.
-        identity: What else makes this run this run: data, seed, recipe. As JSON; a checkpoint of another identity is
-            refused.
+        evaluate: Function ``evaluate(model)``: named numbers, the same on every rank, as those of
+            :mod:`horst.lab.training.evaluate`. Called in evaluation mode, with the plain model (not compiled, not
+            wrapped by DDP).
+        unit: Unit of the throughput, ``"tokens"`` or ``"images"``.
+        units_per_row: Units per row of a batch: the context length of a language model.
+        identity: Further settings that make the run the same, as JSON: data, seed, recipe. A checkpoint with another
+            identity is refused.
     """
 
     model: nn.Module

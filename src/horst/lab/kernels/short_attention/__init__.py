@@ -41,7 +41,7 @@ def short_attention(qkv: Tensor, heads: int) -> Tensor:
     Args:
         qkv: ``(batch, tokens, 3 * width)``: the output of one projection, queries before keys before values, each
             ``heads`` heads wide.
-        heads: By which ``width`` can be divided.
+        heads: Number of heads, a divisor of ``width``.
 
     Returns:
         ``(batch, tokens, width)``, of the same dtype, under autocast too.

@@ -1,7 +1,7 @@
-"""Attention over few tokens as Triton kernels: a program a head.
+"""Attention over few tokens as Triton kernels: one program per head.
 
-The floor in bfloat16 is 8 bytes a token and channel forwards, queries, keys and values read and the output written, and
-14 backwards, the output's gradient and those three read and their three gradients written.
+The floor in bfloat16 is 8 bytes per token and channel forwards (queries, keys and values read, the output written), and
+14 backwards (the output's gradient and those three read, their three gradients written).
 """
 
 from __future__ import annotations
