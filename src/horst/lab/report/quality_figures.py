@@ -31,7 +31,7 @@ def against_zeros(
 
     Args:
         results: Files of one-shot pruning.
-        best_over: Settings of which a line has the best at each level.
+        best_over: Settings that are tuned: at each level a line shows the best of them.
         where: Condition on rows.
         methods: Ways of pruning; the lines of the second are dashed, and so on.
         panels: Title of the panel in which a row is drawn.

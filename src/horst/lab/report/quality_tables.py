@@ -234,7 +234,7 @@ def dense_adamw(cells: Sequence[Cell]) -> Cell | None:
 
 
 def _free_words(own: Sequence[Cell], dense: Cell | None) -> str:
-    """Of the models of a row the one that can be pruned furthest, and how far."""
+    """How far the model of a row that can be pruned furthest can be pruned."""
     models: dict[Any, list[Cell]] = {}
     for cell in own:
         models.setdefault(_model(cell), []).append(cell)

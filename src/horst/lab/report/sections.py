@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from horst.lab.experiments.identity import deciding
+from horst.lab.experiments.identity import STRENGTHS, deciding
 from horst.lab.experiments.result import Result
 from horst.lab.report import benchmark_tables, frontier, geometry, transformer_sections
 from horst.lab.report.document import Content, Figure, Section, blamed
@@ -80,9 +80,11 @@ def _belong_together(group: Sequence[Source], result: Result) -> bool:
 
 
 def _settings(result: Result) -> str:
-    """What the numbers of one table must share; the optimizers' settings are its rows and columns."""
+    """What the numbers of one table share: all that decides a run, but for what tells its contenders apart."""
     run = deciding(result.config.get("run", {}))
-    return json.dumps({name: value for name, value in run.items() if name != "optimization"}, sort_keys=True)
+    own = STRENGTHS if KINDS[result.experiment].group == _LANGUAGE else {*STRENGTHS, "lr"}  # vision has a column for it
+    shared = {name: value for name, value in run.get("optimization", {}).items() if name not in own}
+    return json.dumps({**run, "optimization": shared}, sort_keys=True)
 
 
 def _runs(result: Result) -> set[tuple[Any, ...]]:

@@ -218,7 +218,7 @@ def _phases(runs: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _histograms(results: Sequence[Result]) -> dict[str, Any]:
-    """Of the first result that has each: by optimizer, or by sparsity and optimizer."""
+    """Histograms by optimizer, or by sparsity and optimizer, each from the first result that has it."""
     found: dict[str, Any] = {}
     for result in results:
         for key, value in result.curves["histograms"].items():
