@@ -69,14 +69,12 @@ def main(options: Any) -> int:
 
 def _write_tables(result: Result) -> None:
     from horst.lab.report import quickstart_tables as tables
-    from horst.lab.report.tables import parse as parse_markdown
 
     kinds = {"language": (tables.language_table, tables.language_words)}
     kinds["vision"] = (tables.vision_table, tables.vision_words)
     for part, (draw, say) in kinds.items():
         if tables.rows_of(result, part):
-            columns, lines = parse_markdown(draw([result]))
-            write(table([dict(zip(columns, line, strict=True)) for line in lines]) + f"\n{say(result)}\n")
+            write(table(draw([result]).records()) + f"\n{say(result)}\n")
 
 
 def _is_partial(path: Path) -> bool:

@@ -14,8 +14,9 @@ import torch
 
 from horst.lab.baselines.contenders import Optimization
 from horst.lab.data.tokenization import tokenize
-from horst.lab.experiments import frontier_compositions, frontier_language, frontier_vision, table6_gpt2_one_shot
-from horst.lab.experiments.frontier import about_optimizer, alphas, folder_name, side_by_side
+from horst.lab.experiments import frontier, table6_gpt2_one_shot
+from horst.lab.experiments.frontier import about_optimizer, grid
+from horst.lab.experiments.frontier_processes import side_by_side
 from horst.lab.experiments.outcomes import load_or_run
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result
@@ -38,55 +39,72 @@ def tiny(name, tokens, folder, **changes):
     config = RECIPES[name].scales["cpu"]()
     model = dataclasses.replace(config.run.model, layers=2, width=8, heads=2, context=16)
     run = dataclasses.replace(config.run, data=tokens, model=model, steps=4, warmup_steps=2, batch_size=4)
-    return dataclasses.replace(config, **{"run": run, "directory": folder, "sparsities": (0.5,), **changes})
+    small = {"run": run, "directory": folder, "sparsities": (0.5,), "seeds": (0,)}
+    return dataclasses.replace(config, **{**small, **changes})
 
 
 def without_clocks(rows):
     return [{key: value for key, value in row.items() if "second" not in key} for row in rows]
 
 
-def language(tokens, folder, **changes):
-    small = {
-        "lrs": (1e-3, 4e-3),
-        "tuning_lrs": (2e-3,),
-        "alpha_lrs": (0.02,),
-        "weight_decays": (0.0, 0.1),
-        "widths": (8, 16),
-        "wide_lrs": (1e-3,),
-        "wide_alpha_lrs": (),
-        "wide_weight_decays": (),
-        "long_steps": 6,
-        "long_lrs": (1e-3,),
-        "long_alpha_lrs": (),
-        "long_weight_decays": (),
-        "l1s": (0.05,),
-        "l1_lrs": (4e-3,),
-        "seeds": (0,),
-        "rule_seeds": (0,),
-    }
-    return tiny("frontier_language", tokens, folder, **{**small, **changes})
+def test_a_point_is_a_contender_with_a_grid_of_settings():
+    assert grid("adamw") == ("adamw", [{}])
+    name, found = grid("horst lr=1e-3,4e-3 alpha=5,auto no_mirror=embedding seeds=2")
+    assert name == "horst"
+    assert [(each["lr"], each["alpha"]) for each in found] == [(1e-3, 5.0), (1e-3, "auto"), (4e-3, 5.0), (4e-3, "auto")]
+    assert {each["no_mirror"] for each in found} == {("embedding",)}
+    assert {each["seeds"] for each in found} == {2}
 
 
-ADAMW = (("adamw", 0.0),)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sgd lr=1", "a point begins with a contender .*got 'sgd lr=1'"),
+        ("horst rate=1", "KEY=VALUE.*alpha_lr.*got 'rate=1'"),
+        ("horst lr", "KEY=VALUE.*got 'lr'"),
+        ("horst lr=fast", "lr of a point must be a number, got 'fast'"),
+        ("horst alpha=5 alpha_lr=0.1", "alpha or alpha_lr.*not both"),
+        ("horst methods=guess", "methods of a point must be known ones, got 'guess'"),
+    ],
+)
+def test_a_point_that_cannot_be_is_refused_before_anything_is_trained(text, message):
+    with pytest.raises(ValueError, match=message):
+        frontier.LanguageStudy(points=(text,))
+
+
+def test_a_point_changes_what_it_names_and_nothing_else(tokens, tmp_path):
+    config = tiny("frontier_language", tokens, tmp_path, seeds=(3, 4), points=(
+        "adamw steps=8 width=16 weight_decay=0.3",
+        "horst lr=4e-3 alpha_lr=0.02 seeds=7",
+    ))  # fmt: skip
+    first, second, third = frontier.points(config)
+    assert (first.seed, second.seed, third.seed) == (3, 4, 7)
+    assert (first.run.steps, first.run.warmup_steps, first.run.model.width) == (8, 4, 16)
+    assert first.run.optimization == dataclasses.replace(config.run.optimization, weight_decay=0.3)
+    assert third.run == dataclasses.replace(
+        config.run, optimization=dataclasses.replace(config.run.optimization, lr=4e-3, alpha=5.0)
+    )
 
 
 def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens, tmp_path, monkeypatch):
-    config = language(tokens, tmp_path / "runs")
+    points = (
+        "adamw steps=6 lr=1e-3,2e-3 weight_decay=0.1,0.3",
+        "horst-l1 lr=4e-3 l1=0.05 alpha=auto",
+        "horst width=16 alpha=5,auto",
+        "horst lr=4e-3 alpha=5",
+        "horst lr=4e-3 alpha_lr=0.02",  # the same run
+    )
+    config = tiny("frontier_language", tokens, tmp_path / "runs", points=points)
     result = RECIPES["frontier_language"].run(config)
     dense = [row for row in result.rows if row["method"] == "dense"]
-    asked = [(row["study"], row["optimizer"], row["alpha"], row["lr"], row["weight_decay"]) for row in dense]
+    asked = [(row["optimizer"], row["alpha"], row["lr"], row["weight_decay"]) for row in dense]
     assert asked == [
-        *(("length", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
-        *(("l1", *who, 4e-3, 0.1) for who in (("adamw-l1", 0.0), ("horst-l1", "auto"))),
-        *(("width", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
-        *(("alpha", *who, 1e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", 20.0), ("horst", "auto"))),
-        # alpha 5 at this rate is 0.02 over it: one run, not two
-        *(("alpha", *who, 4e-3, 0.1) for who in (*ADAMW, ("horst", 5.0), ("horst", "auto"))),
-        ("decay", "adamw", 0.0, 1e-3, 0.0),
-        *(("decay", "adamw", 0.0, 2e-3, decay) for decay in (0.0, 0.1)),
-        ("decay", "adamw", 0.0, 4e-3, 0.0),
+        *(("adamw", 0.0, lr, decay) for lr in (1e-3, 2e-3) for decay in (0.1, 0.3)),
+        ("horst-l1", "auto", 4e-3, 0.1),
+        *(("horst", alpha, config.run.optimization.lr, 0.1) for alpha in (5.0, "auto")),
+        ("horst", 5.0, 4e-3, 0.1),
     ]
-    assert [(row["width"], row["steps"]) for row in (dense[4], dense[5], dense[8])] == [(8, 6), (16, 4), (8, 4)]
+    assert [(row["width"], row["steps"]) for row in dense[3:6]] == [(8, 6), (8, 4), (16, 4)]
     for row in result.rows:
         assert row["perplexity"] > 1
         assert row["largest"] > row["std"] > 0
@@ -94,51 +112,26 @@ def test_the_language_study_has_every_run_once_and_goes_on_from_its_files(tokens
     assert {(row["method"], row["sparsity"]) for row in result.rows} == {("dense", 0.0), ("magnitude", 0.5)}
     assert Result.load(result.save(tmp_path / "study.json")).rows == result.rows
 
-    monkeypatch.setattr(frontier_language.one_shot, "train_and_prune", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(frontier.one_shot, "train_and_prune", lambda *_: pytest.fail("trained again"))
     assert RECIPES["frontier_language"].run(config).rows == result.rows
     again = dataclasses.replace(config, sparsities=(0.6,))
     with pytest.raises(pytest.fail.Exception, match="trained again"):
         RECIPES["frontier_language"].run(again)
 
 
-def test_adamw_is_tuned_at_every_budget_and_the_rule_has_seeds_of_its_own(tokens, tmp_path):
-    wider = {"tuning_lrs": (2e-3,), "wide_weight_decays": (0.1, 0.3)}
-    longer = {"long_tuning_lrs": (8e-3,), "long_weight_decays": (0.3,)}
-    config = language(tokens, tmp_path, **wider, **longer, seeds=(0, 1), rule_seeds=(0, 1, 2))
-    points = frontier_language.points(config)
-
-    def tried(width, steps):
-        own = [p for p in points if p.study == "decay" and (p.run.model.width, p.run.steps) == (width, steps)]
-        assert {p.optimizer for p in own} == {"adamw"}
-        return [(p.run.optimization.lr, p.run.optimization.weight_decay, p.seed) for p in own]
-
-    assert tried(8, 6) == [(lr, 0.3, seed) for lr in (1e-3, 8e-3) for seed in (0, 1)]
-    assert tried(16, 4) == [(lr, decay, seed) for lr in (1e-3, 2e-3) for decay in (0.1, 0.3) for seed in (0, 1)]
-    assert tried(8, 4) == [(lr, d, seed) for lr in (1e-3, 2e-3, 4e-3) for d in (0.0, 0.1) for seed in (0, 1)]
-    seeds = {(p.optimizer, p.run.optimization.alpha): [] for p in points if p.study == "alpha"}
-    for p in points:
-        if p.study == "alpha" and p.run.optimization.lr == 1e-3:
-            seeds[p.optimizer, p.run.optimization.alpha].append(p.seed)
-    assert seeds == {
-        ("adamw", 5.0): [0, 1],
-        ("horst", 5.0): [0, 1, 2],
-        ("horst", 20.0): [0, 1],
-        ("horst", "auto"): [0, 1, 2],
-    }
-
-
 def test_two_workers_find_what_one_finds(tokens, tmp_path):
-    small = {"lrs": (1e-3,), "tuning_lrs": (), "weight_decays": (), "widths": (8,), "long_steps": None}
+    points = ("adamw", "horst alpha=5,auto")
     rows = [
-        RECIPES["frontier_language"].run(language(tokens, tmp_path / str(n), workers=n, **small)).rows for n in (1, 2)
+        RECIPES["frontier_language"].run(tiny("frontier_language", tokens, tmp_path / str(n), workers=n, points=points))
+        for n in (1, 2)
     ]
-    assert without_clocks(rows[0]) == without_clocks(rows[1])
-    assert len(rows[0]) == 2 * 4
+    assert without_clocks(rows[0].rows) == without_clocks(rows[1].rows)
+    assert len(rows[0].rows) == 2 * 3
 
 
 STUDY = """
 import os, pathlib, sys, time
-from horst.lab.experiments.frontier import side_by_side
+from horst.lab.experiments.frontier_processes import side_by_side
 
 def work(folder, number):
     (pathlib.Path(folder) / f"{number}.pid").write_text(str(os.getpid()))
@@ -187,9 +180,8 @@ def test_a_run_that_breaks_down_is_a_row_and_not_the_end(tokens, tmp_path, monke
             raise NonFiniteLoss("the loss is nan at step 3; all was finite until step 2.")
         return original(config, optimizer, *rest)
 
-    monkeypatch.setattr(frontier_language.one_shot, "train_and_prune", breaks)
-    small = {"lrs": (1e-3,), "tuning_lrs": (), "weight_decays": (), "widths": (8,), "long_steps": None}
-    config = language(tokens, tmp_path / "runs", **small)
+    monkeypatch.setattr(frontier.one_shot, "train_and_prune", breaks)
+    config = tiny("frontier_language", tokens, tmp_path / "runs", points=("adamw", "horst"))
     rows = RECIPES["frontier_language"].run(config).rows
     broken = [row for row in rows if row["optimizer"] == "adamw"]
     assert [(row["sparsity"], row["perplexity"]) for row in broken] == [(0.0, None), (0.5, None)]
@@ -199,31 +191,31 @@ def test_a_run_that_breaks_down_is_a_row_and_not_the_end(tokens, tmp_path, monke
 
 
 def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens, tmp_path):
-    config = tiny(
-        "frontier_compositions",
-        tokens,
-        tmp_path / "runs",
-        lrs=(1e-3,),
-        alpha_lrs=(0.05,),
-        mirror_alpha_lr=0.05,
-        muon_lr_ratios=(2.0,),
-        penalties=(1e-4,),
-        l1s=(0.2,),
-        spred_decays=(0.3,),
-        seeds=(0,),
+    points = (
+        "adamw lr=1e-3 methods=all",
+        "horst lr=1e-3 alpha=5,auto",
+        "horst lr=1e-3 alpha_lr=0.05 methods=all",
+        "horst-muon lr=1e-3 alpha_lr=0.05",
+        "hyperbolic lr=1e-3 alpha_lr=0.05",
+        "muon lr=1e-3 muon_lr_ratio=2",
+        "adamw-penalty lr=1e-3 penalty=1e-4",
+        "adamw-l1 lr=1e-3 l1=0.2",
+        "spred lr=1e-3 spred_decay=0.3",
+        "horst-l1 lr=1e-3 alpha=auto l1=0.2",
+        "horst lr=1e-3 alpha_lr=0.05 mirror=blocks,all",
+        "horst lr=1e-3 alpha_lr=0.05 no_mirror=matrix",
     )
+    config = tiny("frontier_compositions", tokens, tmp_path / "runs", points=points)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, eval_batches=1))
     result = RECIPES["frontier_compositions"].run(config)
     dense = [row for row in result.rows if row["method"] == "dense"]
-    found = [(row["optimizer"], row["strength"], row["mirror"]) for row in dense]
-    assert found == [
+    assert [(row["optimizer"], row["strength"], row["mirror"]) for row in dense] == [
         ("adamw", 0.0, "matrices"),
         ("horst", 0.005, "matrices"),
+        ("horst", None, "matrices"),
         ("horst", 0.05, "matrices"),
         ("horst-muon", 0.05, "matrices"),
         ("hyperbolic", 0.05, "matrices"),
-        ("horst", None, "matrices"),
-        ("horst-muon", None, "matrices"),
         ("muon", 2.0, "matrices"),
         ("adamw-penalty", 1e-4, "matrices"),
         ("adamw-l1", 0.2, "matrices"),
@@ -251,32 +243,22 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
     config = dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, model=model, epochs=1, batch_size=64),
-        lrs=(1e-3,),
-        alpha_lrs=(0.02,),
-        weight_decays=(0.0,),
-        widths=(16, 8),
-        wide_lrs=(1e-3,),
-        wide_alpha_lrs=(),
-        method_lr=2e-3,
+        points=(
+            "adamw width=8 sparsity=0.9,0",
+            "horst lr=1e-3 alpha_lr=0.02",
+            "horst alpha=auto sparsity=0.9,0",
+            "horst alpha=5,auto methods=gmp,rigl",
+        ),
         seeds=(0,),
         directory=tmp_path / "runs",
     )
     result = RECIPES["frontier_vision"].run(config)
-    found = [(row["study"], row["width"], row["optimizer"], row["alpha"], row["method"]) for row in result.rows]
-    both = ("acdc", "dense")
+    found = [(row["width"], row["optimizer"], row["alpha"], row["method"]) for row in result.rows]
     assert found == [
-        *(("width", 8, "adamw", 0.0, method) for method in both),
-        ("width", 8, "horst", 5.0, "acdc"),
-        *(("width", 8, "horst", "auto", method) for method in both),
-        *(("alpha", 16, "adamw", 0.0, method) for method in both),
-        *(("alpha", 16, "horst", alpha, "acdc") for alpha in (5.0, 20.0)),
-        *(("alpha", 16, "horst", "auto", method) for method in both),
-        *(("decay", 16, "adamw", 0.0, method) for method in both),
-        *(
-            ("method", 16, optimizer, alpha, method)
-            for method in ("gmp", "rigl")
-            for optimizer, alpha in (("adamw", 0.0), ("horst", 5.0), ("horst", "auto"))
-        ),
+        *((8, "adamw", 0.0, method) for method in ("acdc", "dense")),
+        (16, "horst", 20.0, "acdc"),
+        *((16, "horst", "auto", method) for method in ("acdc", "dense")),
+        *((16, "horst", alpha, method) for alpha in (5.0, "auto") for method in ("gmp", "rigl")),
     ]
     for row in result.rows:
         assert 0.0 <= row["top1"] <= 1.0
@@ -288,34 +270,50 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
 
 def test_the_recipes_compare_like_with_like():
     """At every budget AdamW's weight decay is tuned at every learning rate that HORST has, and at more."""
-    config = RECIPES["frontier_language"].scales["cpu"]()
-    points = frontier_language.points(config)
-    decays = {(64, 400): config.weight_decays, (128, 400): (0.1, 0.3, 1.0), (64, 1600): (0.1, 0.3, 1.0)}
+    points = list(frontier.points(RECIPES["frontier_language"].scales["cpu"]()))
+    decays = {(64, 400): (0.0, 0.01, 0.1, 0.3, 1.0), (128, 400): (0.1, 0.3, 1.0), (64, 1600): (0.1, 0.3, 1.0)}
+    assert {(p.run.model.width, p.run.steps) for p in points} == set(decays)
     for budget, tried in decays.items():
         own = [p for p in points if (p.run.model.width, p.run.steps) == budget]
         horst = {p.run.optimization.lr for p in own if p.optimizer == "horst"}
-        tuned = {(p.run.optimization.lr, p.run.optimization.weight_decay) for p in own if p.study == "decay"}
+        tuned = {(p.run.optimization.lr, p.run.optimization.weight_decay) for p in own if p.optimizer == "adamw"}
         assert tuned == {(lr, decay) for lr, _ in tuned for decay in tried}
         assert {lr for lr, _ in tuned} > horst
     assert max(p.run.optimization.lr for p in points) / min(p.run.optimization.lr for p in points) > 30
-    others = frontier_compositions.points(RECIPES["frontier_compositions"].scales["cpu"]())
+    others = list(frontier.points(RECIPES["frontier_compositions"].scales["cpu"]()))
     assert {p.seed for p in points} == {0, 1, 2, 3}
     assert {p.seed for p in others} == {0, 1}
     shared = {(p.run.batch_size, p.run.model.layers, p.run.model.context, p.run.eval_batches) for p in points + others}
     assert len(shared) == 1
-    gpu = frontier_vision.points(RECIPES["frontier_vision"].scales["gpu"]())
+    gpu = list(frontier.points(RECIPES["frontier_vision"].scales["gpu"]()))
     assert len({p.name for p in gpu}) == len(gpu) == 5
 
 
-def test_a_folder_tells_runs_apart():
-    assert alphas(0.01, [0.1]) == [5.0, 10.0, "auto"]
-    names = {
-        folder_name(optimizer, Optimization(lr=1e-3, alpha=alpha), "seed0", settings)
-        for optimizer in ("adamw", "horst")
-        for alpha in (5.0, "auto")
-        for settings in ([1], [2])
-    }
-    assert len(names) == 6, "AdamW has no alpha"
+def test_the_recipes_have_the_runs_of_the_committed_results():
+    """A committed file holds what its recipe asks for, but for a contender that is gone."""
+    root = pathlib.Path(__file__).parents[3] / "results/transformers"
+    for name in ("frontier_language", "frontier_compositions", "frontier_vision"):
+        keys = ("optimizer", "alpha", "lr", "weight_decay", "strength", "mirror", "width", "seed")
+        committed = {
+            tuple(row[key] for key in keys)
+            for row in Result.load(root / f"{name}.json").rows
+            if row["optimizer"] != "adamw-clipped-lr"
+        }
+        asked = set()
+        for point in frontier.points(RECIPES[name].scales["cpu"]()):
+            row = about_optimizer(point.optimizer, point.run.optimization)
+            row |= {"width": point.run.model.width, "seed": point.seed}
+            asked.add(tuple(float(f"{row[k]:.9g}") if isinstance(row[k], float) else row[k] for k in keys))
+        assert asked == committed, name
+
+
+def test_a_folder_tells_runs_apart(tokens, tmp_path):
+    points = ("adamw", "horst", "horst alpha=auto", "horst width=16", "horst steps=5", "adamw methods=all")
+    config = tiny("frontier_language", tokens, tmp_path, points=points)
+    assert len({point.name for point in frontier.points(config)}) == len(points)
+    adamw = [dataclasses.replace(p, run=dataclasses.replace(p.run, optimization=Optimization(alpha=alpha)))
+             for p in list(frontier.points(config))[:1] for alpha in (5.0, 20.0)]  # fmt: skip
+    assert len({point.name for point in adamw}) == 1, "AdamW has no alpha"
     assert about_optimizer("spred", Optimization(spred_decay=0.7))["strength"] == 0.7
 
 

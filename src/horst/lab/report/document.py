@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as: sections with tables and figures."""
+"""Parts of a report, whatever format it is written in: sections with tables and figures."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.tables import parse
+from horst.lab.report.tables import Table
 
 
 @contextlib.contextmanager
 def blamed(paths: Sequence[pathlib.Path], experiment: str) -> Iterator[None]:
-    """Turns an error over what a file holds, or lacks, into one that names the file."""
+    """Turn an error about the content of a file into one that names the file."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -26,40 +26,14 @@ def blamed(paths: Sequence[pathlib.Path], experiment: str) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table of texts.
-
-    Args:
-        caption: What it shows.
-        columns: The head.
-        lines: The body. A line whose first cell stands between asterisks is the paper's.
-    """
-
-    caption: str
-    columns: list[str]
-    lines: list[list[str]]
-
-    @classmethod
-    def of(cls, caption: str, markdown: str) -> Table:
-        """From what the functions that write Markdown tables return.
-
-        Example:
-            >>> Table.of("Squares", "| x | x^2 |\\n|---|---|\\n| 3 | 9 |").lines
-            [['3', '9']]
-        """
-        columns, lines = parse(markdown)
-        return cls(caption=caption, columns=columns, lines=lines)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure:
     """A figure that is drawn when it is needed.
 
     Args:
-        name: Unique within its section, and fit for a file name.
-        draw: Gives a matplotlib figure.
-        caption: What it shows, and how to read it.
-        alt: What a reader who does not see it would want to be told.
+        name: Name that is unique within its section and fit for a file name.
+        draw: Function that returns a matplotlib figure.
+        caption: What the figure shows, and how to read it.
+        alt: Description for readers who do not see it.
     """
 
     name: str
@@ -74,8 +48,8 @@ class Content:
 
     Args:
         summary: Paragraphs that open the section: what came out.
-        tables: In order.
-        figures: In order.
+        tables: Tables in order.
+        figures: Figures in order.
     """
 
     summary: Sequence[str] = ()
@@ -88,11 +62,11 @@ class Section:
     """The results of one experiment in one setting.
 
     Args:
-        title: Unique in the report.
-        anchor: The same as a fragment of an address, and the beginning of its figures' file names.
-        group: Of sections in the table of contents.
+        title: Title that is unique in the report.
+        anchor: The title as a fragment of an address, and the beginning of its figures' file names.
+        group: Heading in the table of contents.
         content: Tables and figures.
-        results: Where they come from, with their files.
+        results: Result files that they come from.
     """
 
     title: str
@@ -112,7 +86,7 @@ class Section:
         return list(dict.fromkeys(note for _, result in self.results for note in result.notes))
 
     def blamed(self) -> contextlib.AbstractContextManager[None]:
-        """Around work on this section: what goes wrong is said of its files."""
+        """Context in which errors name the files of this section."""
         return blamed([path for path, _ in self.results], self.results[0][1].experiment)
 
     def file_name(self, figure: Figure) -> str:

@@ -37,9 +37,9 @@ def inline(draw: Callable[[], Any], *, name: str, alt: str) -> tuple[str, set[st
     """An ``<svg>`` element for an HTML page, and the colours in it for :func:`dark_variables`.
 
     Args:
-        draw: Makes the matplotlib figure.
-        name: Begins its ids, which must be unique in a page.
-        alt: What it shows, for those who do not see it.
+        draw: Function that returns a matplotlib figure.
+        name: Prefix of the ids in it, which must be unique in a page.
+        alt: Description for readers who do not see it.
     """
     with themed():
         figure = draw()

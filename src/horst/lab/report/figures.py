@@ -229,9 +229,9 @@ def save_figure(figure: Any, path: str | os.PathLike[str], ending: str = "") -> 
     """Write a figure on white ground; the same figure gives the same file, which names no date.
 
     Args:
-        figure: Of matplotlib.
-        path: Where it goes.
-        ending: ``"png"`` or ``"svg"``, if the path does not end with it.
+        figure: Figure of matplotlib.
+        path: File to write.
+        ending: File type, ``"png"`` or ``"svg"``, if the path does not end with it.
     """
     ending = ending or os.path.splitext(path)[1].removeprefix(".")
     metadata = {"Date": None} if ending == "svg" else {"Software": None}

@@ -1,40 +1,16 @@
-"""The geometry page: its figures and the tables between its markers, from the result files.
-
-``python -m horst.lab.report.geometry`` draws every figure of ``results/geometry`` into ``docs/figures/geometry`` and
-rewrites the blocks ``<!-- table:NAME -->`` to ``<!-- /table -->`` of ``docs/geometry.md``. No number there is typed.
-"""
+"""Tables of the geometry lab: toy problems whose max-margin solutions are known."""
 
 from __future__ import annotations
 
-import dataclasses
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from horst.extras import load_extra
 from horst.lab.experiments.result import Result
-from horst.lab.report.figures import FIGURES, save_figure
-from horst.lab.report.tables import markdown, number, origin, rewrite_blocks
+from horst.lab.report.tables import Table, number
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Where things are.
-
-    Args:
-        results: The folder of result files.
-        page: The page whose tables are rewritten.
-        figures: The folder the figures go to.
-    """
-
-    results: pathlib.Path = pathlib.Path("results/geometry")
-    page: pathlib.Path = pathlib.Path("docs/geometry.md")
-    figures: pathlib.Path = pathlib.Path("docs/figures/geometry")
-
-
-def summary_table(result: Result) -> str:
-    """One line a method: loss, mass off the support, whether the informative features lead, angles."""
+def summary_table(result: Result) -> Table:
+    """One row per method: loss, mass off the support, whether the informative features lead, angles."""
     columns = ["", "lr", "log10 loss", "off-support magnitude", "off-support L1 share", "informative lead"]
     angles = ["angle to L1", "to L2", "to L-inf"]
     lines = [
@@ -49,19 +25,19 @@ def summary_table(result: Result) -> str:
         ]
         for row in result.rows
     ]
-    return markdown([*columns, *angles], lines)
+    return Table(columns=[*columns, *angles], rows=lines)
 
 
-def ratio_table(result: Result) -> str:
-    """One line a method: the norm at margin 1 beside the smallest possible, in each geometry."""
+def ratio_table(result: Result) -> Table:
+    """One row per method: the norm at margin 1 beside the smallest possible, in each geometry."""
     lines = [
         [row["label"], *(_with_spread(row, f"norm_ratio_{g}", ".3f") for g in ("l1", "l2", "linf"))]
         for row in result.rows
     ]
-    return markdown(["", "L1 norm ratio", "L2 norm ratio", "L-inf norm ratio"], lines)
+    return Table(columns=["", "L1 norm ratio", "L2 norm ratio", "L-inf norm ratio"], rows=lines)
 
 
-def dichotomy_table(result: Result) -> str:
+def dichotomy_table(result: Result) -> Table:
     """Figure 2 as measured."""
     lines = [
         [
@@ -78,10 +54,10 @@ def dichotomy_table(result: Result) -> str:
         for row in result.rows
     ]
     columns = ["operator", "class", "linear", "bounded", "C", "commutes with hyperbolic", "inversely coercive", "mu"]
-    return markdown([*columns, "angle to L1", "to L2", "to L-inf", "off-support"], lines)
+    return Table(columns=[*columns, "angle to L1", "to L2", "to L-inf", "off-support"], rows=lines)
 
 
-def loss_table(result: Result) -> str:
+def loss_table(result: Result) -> Table:
     """Figure 7 as a table: steps to reach a loss."""
     keys = [key for key in result.rows[0] if key.startswith("steps_to_")]
     lines = [
@@ -93,10 +69,10 @@ def loss_table(result: Result) -> str:
         ]
         for row in result.rows
     ]
-    return markdown(["", "lr", *(f"steps to {key[9:]}" for key in keys), "final log10 loss"], lines)
+    return Table(columns=["", "lr", *(f"steps to {key[9:]}" for key in keys), "final log10 loss"], rows=lines)
 
 
-def theorem_table(result: Result) -> str:
+def theorem_table(result: Result) -> Table:
     """Theorem 4.7 by setup and p."""
     columns = [
         "setup",
@@ -128,10 +104,10 @@ def theorem_table(result: Result) -> str:
                 *(number(row[key], ".3f") for key in ("measured_exponent", "predicted_exponent")),
             ]
         )
-    return markdown([*columns, *more], lines)
+    return Table(columns=[*columns, *more], rows=lines)
 
 
-def alpha_table(result: Result) -> str:
+def alpha_table(result: Result) -> Table:
     """HORST and HAM by alpha."""
     lines = [
         [
@@ -142,10 +118,10 @@ def alpha_table(result: Result) -> str:
         for row in result.rows
         if "_alpha_" in row["method"]
     ]
-    return markdown(["", "off-support magnitude", "informative lead", "log10 loss", "angle to L1"], lines)
+    return Table(columns=["", "off-support magnitude", "informative lead", "log10 loss", "angle to L1"], rows=lines)
 
 
-def ablation_table(result: Result) -> str:
+def ablation_table(result: Result) -> Table:
     """Off-support magnitude by variant and method; a star where the data are not separated."""
     rows = [row for row in result.rows if "_alpha_" not in row["method"]]
     methods = list(dict.fromkeys(row["label"] for row in rows))
@@ -158,11 +134,11 @@ def ablation_table(result: Result) -> str:
             star = "*" if row["margin"] is not None and row["margin"] <= 0 else ""
             line.append("diverged" if row["diverged"] else f"{row['off_support']:.3f}{star}")
         lines.append(line)
-    return markdown(["variant", *methods], lines)
+    return Table(columns=["variant", *methods], rows=lines)
 
 
-# Marker on the page -> result file and the function that writes its table.
-TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
+# Name of a table -> result file and the function that writes it.
+TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "summary": ("toy_suite", summary_table),
     "ratios": ("toy_suite", ratio_table),
     "dichotomy": ("figure2_dichotomy", dichotomy_table),
@@ -175,41 +151,6 @@ TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
 }
 
 
-def rewrite_page(page: str, results: dict[str, Result]) -> str:
-    """The page with every marked block replaced by its table and, below it, where the numbers come from."""
-
-    def writer(name: str) -> Callable[[], str]:
-        def write_table() -> str:
-            file, write = TABLES[name]
-            if file not in results:
-                raise ValueError(f"the table {name!r} needs the result file {file}.json. Run the experiment first.")
-            return f"{write(results[file])}\n\n{origin(f'results/geometry/{file}.json', results[file])}"
-
-        return write_table
-
-    return rewrite_blocks(page, {name: writer(name) for name in TABLES})
-
-
-def build(config: Config) -> list[pathlib.Path]:
-    """Draw the figures and rewrite the page; the files written."""
-    results = {path.stem: Result.load(path) for path in sorted(config.results.glob("*.json"))}
-    written = []
-    config.figures.mkdir(parents=True, exist_ok=True)
-    for name, draw in FIGURES.items():
-        if name in results:
-            path = config.figures / f"{name}.png"
-            save_figure(draw(results[name]), path)
-            written.append(path)
-    config.page.write_text(rewrite_page(config.page.read_text(), results))
-    return [*written, config.page]
-
-
-def main() -> None:
-    """The command line."""
-    for path in build(load_extra("tyro").cli(Config)):
-        sys.stdout.write(f"{path}\n")
-
-
 def _with_spread(row: dict[str, Any], key: str, spec: str) -> str:
     """Mean and, where there is one, spread."""
     spread = row.get(f"{key}_std")
@@ -218,7 +159,3 @@ def _with_spread(row: dict[str, Any], key: str, spec: str) -> str:
 
 def _yes(value: bool | None) -> str:
     return "n/a" if value is None else ("yes" if value else "no")
-
-
-if __name__ == "__main__":
-    main()

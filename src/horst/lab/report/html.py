@@ -32,9 +32,9 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
 
     Args:
         results: Result files; a folder stands for the ``.json`` files directly in it.
-        out: The page, written whole or not at all.
-        formats: What else to write: ``"png"`` and ``"svg"`` put the figures into a folder named as the page is, with
-            ``_figures`` at the end; ``"markdown"`` writes the report beside the page, with those figures.
+        out: HTML file, written whole or not at all.
+        formats: Other files to write: ``"png"`` and ``"svg"`` put the figures into a folder beside the page, named
+            like it with ``_figures`` at the end; ``"markdown"`` writes the report as Markdown, with those figures.
 
     Returns:
         ``out``.
@@ -70,11 +70,11 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
 
 
 def write_figures(results: Sequence[PathLike], folder: PathLike) -> list[pathlib.Path]:
-    """Write the figures that a report of these results has, as PNG files alone; where they are.
+    """Write the figures of a report as PNG files, without the report; returns their paths.
 
     Args:
-        results: As for :func:`build`.
-        folder: Made if there is something to draw.
+        results: Result files, as for :func:`build`.
+        folder: Folder of the figures, made if there is something to draw.
 
     Raises:
         FileNotFoundError, ValueError: As :func:`build`.

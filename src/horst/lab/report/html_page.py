@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from horst.lab.report.document import Figure, Section, Table
+from horst.lab.report.document import Figure, Section
 from horst.lab.report.figure_svg import DARK_GROUND, DARK_INK, dark_variables, inline
-from horst.lab.report.tables import origin, short_commit
+from horst.lab.report.tables import Table, origin, short_commit
 
 TITLE = "horst: results"
 LEDE = (
@@ -20,7 +20,7 @@ LEDE = (
 )
 READING = "How to read this, and what differs from the paper"
 ENVIRONMENT = "Where the numbers come from"
-_NUMBER = re.compile(r"[-+]?[\d.,]+([eE][-+]?\d+)?( ?%)?\*?( ± [\d.,]+%?)?|inf")
+_NUMBER = re.compile(r"[-+]?[\d.,]+([eE][-+]?\d+)?( ?%)?\*?( ± [\d.,]+%?)?( \(\d+% zeros\))?|inf")
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1c1e21; --muted: #595e66; --rule: #d8dbe0;
@@ -112,7 +112,7 @@ and Burkholz, <cite>HORST: Composing Optimizer Geometries for Sparse Transformer
 
 
 def environment_table(sections: Sequence[Section]) -> Table:
-    """A line a file: on what, with which versions, for how long."""
+    """Device, versions and time, one row per file."""
     keys = ("device", "cores", "torch_threads", "python", "torch")
     lines = [
         [
@@ -126,7 +126,7 @@ def environment_table(sections: Sequence[Section]) -> Table:
         for path, result in section.results
     ]
     columns = ["file", "experiment", "device", "cores", "threads", "Python", "torch", "commit", "seconds"]
-    return Table(caption="Machines and versions, a line a file", columns=columns, lines=lines)
+    return Table(caption="Machines and versions, one row per file", columns=columns, rows=lines)
 
 
 def partial_note(section: Section) -> str:
@@ -178,15 +178,13 @@ def _environment(sections: Sequence[Section]) -> str:
 
 
 def _table(table: Table, name: str) -> str:
-    lines = [[re.sub(r"^\*(.+)\*$", r"\1", cell) for cell in line] for line in table.lines]
-    kinds = ["", *(_kind([line[i] for line in lines]) for i in range(1, len(table.columns)))]
+    rows = [[" ".join(cell.split()) for cell in row] for row in table.rows]
+    kinds = ["", *(_kind([row[i] for row in rows]) for i in range(1, len(table.columns)))]
     head = "".join(
-        f'<th scope="col"{_class(kind)}>{escape(column)}</th>'
+        f'<th scope="col"{_class(kind)}>{escape(" ".join(column.split()))}</th>'
         for kind, column in zip(kinds, table.columns, strict=True)
     )
-    body = "\n".join(
-        _line(line, kinds, paper=given[0] != line[0]) for given, line in zip(table.lines, lines, strict=True)
-    )
+    body = "\n".join(_line(row, kinds, paper=i in table.paper) for i, row in enumerate(rows))
     return (
         f'<figure class="table"><figcaption id="{name}">{escape(table.caption)}</figcaption>'
         f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{name}"><table aria-labelledby="{name}">'

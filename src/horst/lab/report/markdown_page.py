@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from html import escape
 
-from horst.lab.report.document import Section, Table
+from horst.lab.report.document import Section
 from horst.lab.report.html_page import ENVIRONMENT, LEDE, READING, TITLE, environment_table, partial_note
-from horst.lab.report.tables import markdown, origin
+from horst.lab.report.tables import Table, origin
 
 
 def page(sections: Sequence[Section], figures: str, ending: str | None) -> str:
     """The whole page.
 
     Args:
-        sections: Of the report.
-        figures: The folder of the figures, relative to the page.
-        ending: Of their files; None leaves them out.
+        sections: Sections of the report.
+        figures: Folder of the figures, relative to the page.
+        ending: File type of the figures; None leaves them out.
     """
     parts = [f"# {TITLE}", LEDE]
     for section in sections:
@@ -42,7 +43,8 @@ def page(sections: Sequence[Section], figures: str, ending: str | None) -> str:
 
 
 def _table(table: Table) -> str:
-    return markdown([_plain(c) for c in table.columns], [[_plain(cell) for cell in line] for line in table.lines])
+    rows = [[_plain(cell) for cell in row] for row in table.rows]
+    return dataclasses.replace(table, columns=[_plain(c) for c in table.columns], rows=rows).markdown()
 
 
 def _plain(text: str) -> str:

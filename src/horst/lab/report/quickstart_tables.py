@@ -1,4 +1,4 @@
-"""The quickstart's two tables, and what they say in a sentence each: for the terminal, the README and the report."""
+"""The quickstart's two tables, and what each says in a sentence, for the terminal, the README and the report."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.tables import markdown
-from horst.lab.report.transformer_tables import LABELS, contender, finite, percent, spread
+from horst.lab.report.quality_tables import TOLERANCE
+from horst.lab.report.runs import contender, finite, percent, spread, zeros
+from horst.lab.report.tables import Table, level_name
 
 Row = dict[str, Any]
 Pairs = dict[Any, tuple[list[float], list[float]]]  # AdamW's and another's numbers, by what sets them apart
-OTHERS = ("horst", "horst-proximal")
+OTHERS = ("horst", "horst-l1")
 
 
 def rows_of(result: Result, part: str) -> list[Row]:
@@ -20,35 +21,53 @@ def rows_of(result: Result, part: str) -> list[Row]:
     return [row for row in result.rows if row["part"] == part]
 
 
-def language_table(results: Sequence[Result]) -> str:
+def language_table(results: Sequence[Result]) -> Table:
     """Perplexity by optimizer and sparsity, over the seeds, and the differences of the means."""
     rows = rows_of(results[0], "language")
     levels = sorted({row["sparsity"] for row in rows})
-    lines = [
-        [name, *(spread([row["perplexity"] for row in own if row["sparsity"] == level], ".2f") for level in levels)]
-        for name, own in _by_contender(rows).items()
-    ]
+    lines = []
+    for name, own in _by_contender(rows).items():
+        cells = [_perplexity([row for row in own if row["sparsity"] == level]) for level in levels]
+        lines.append([name, _seed_count(own), *cells])
     for name in OTHERS:
         change = language_changes(results[0], name)
         if change:
             words = [f"{change[level]:+.1%}" if level in change else "" for level in levels]
-            lines.append([f"{LABELS[name]} against AdamW", *words])
-    return markdown(["perplexity a byte", *("dense" if not level else f"{level:.0%}" for level in levels)], lines)
+            lines.append([f"{_name(rows, name)} against AdamW", "", *words])
+    return Table(columns=["perplexity per byte", "seeds", *map(level_name, levels)], rows=lines)
 
 
-def vision_table(results: Sequence[Result]) -> str:
+def vision_table(results: Sequence[Result]) -> Table:
     """Accuracy by optimizer and learning rate, over the seeds, and the difference in points."""
     rows = rows_of(results[0], "vision")
     rates = list(dict.fromkeys(row["lr"] for row in rows))
-    cells = {
-        name: [[percent(row["top1"]) for row in own if row["lr"] == lr] for lr in rates]
-        for name, own in _by_contender(rows).items()
-    }
-    lines = [[name, *(spread(v, ".1f") if v else "" for v in values)] for name, values in cells.items()]
+    lines = []
+    for name, own in _by_contender(rows).items():
+        cells = [[percent(row["top1"]) for row in own if row["lr"] == lr] for lr in rates]
+        lines.append([name, _seed_count(own), *(spread(values, ".1f") if values else "" for values in cells)])
     points = vision_points(results[0])
     if points:
-        lines.append(["HORST against AdamW, points", *(f"{points[lr]:+.1f}" if lr in points else "" for lr in rates)])
-    return markdown(["accuracy in %", *(f"learning rate {lr:g}" for lr in rates)], lines)
+        words = [f"{points[lr]:+.1f}" if lr in points else "" for lr in rates]
+        lines.append(["HORST against AdamW, points", "", *words])
+    return Table(columns=["accuracy in %", "seeds", *(f"learning rate {lr:g}" for lr in rates)], rows=lines)
+
+
+def _perplexity(rows: list[Row]) -> str:
+    """Mean and deviation over the seeds, and the actual zeros where they are not the level asked for."""
+    if not rows:
+        return ""
+    words = spread([row["perplexity"] for row in rows], ".2f")
+    share = mean(map(zeros, rows))
+    return words if abs(share - rows[0]["sparsity"]) < TOLERANCE else f"{words} ({share:.0%} zeros)"
+
+
+def _seed_count(rows: list[Row]) -> str:
+    return str(len({row["seed"] for row in rows}))
+
+
+def _name(rows: list[Row], optimizer: str) -> str:
+    """The name of a contender with its strength."""
+    return next((contender(row) for row in rows if row["optimizer"] == optimizer), optimizer)
 
 
 def language_changes(result: Result, name: str = "horst") -> dict[float, float]:
@@ -72,7 +91,7 @@ def _language_words(result: Result, name: str) -> str:
     parts = [
         f"{change[level]:+.1%} {f'at {level:.0%}' if level else 'dense'}{_doubt(*pairs[level])}" for level in change
     ]
-    label = LABELS[name][0].upper() + LABELS[name][1:]
+    label = "HORST" if name == "horst" else _name(rows_of(result, "language"), name)
     return f"{label}'s mean perplexity against AdamW's{_seeds(pairs)}: {', '.join(parts)}." if parts else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import json
@@ -11,12 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from horst.lab.experiments.identity import STRENGTHS, deciding
 from horst.lab.experiments.result import Result
-from horst.lab.report import geometry, pages, transformer_sections
-from horst.lab.report.document import Content, Figure, Section, Table, blamed
+from horst.lab.report import benchmark_tables, frontier, geometry, transformer_sections
+from horst.lab.report.document import Content, Figure, Section, blamed
 from horst.lab.report.figures import FIGURES
-from horst.lab.report.frontier import sections as frontier_sections
-from horst.lab.report.tables import markdown
+from horst.lab.report.runs import identity, settings_of
+from horst.lab.report.tables import Table
 
 Source = tuple[pathlib.Path, Result]
 ROWS = 200  # of a table of an unknown kind
@@ -27,9 +27,9 @@ class Kind:
     """How a kind of result is shown.
 
     Args:
-        title: Of its section.
-        group: The heading it stands under in the table of contents.
-        write: Its tables and figures.
+        title: Title of its section.
+        group: Heading in the table of contents.
+        write: Function that returns its tables and figures.
         joins: Whether results with equal settings share a section: the seeds or optimizers of one table.
     """
 
@@ -40,7 +40,7 @@ class Kind:
 
 
 def sections(sources: Sequence[Source]) -> list[Section]:
-    """A section a kind and setting, in the order of :data:`KINDS`; kinds of others come last, each with its rows.
+    """One section per kind and setting, in the order of :data:`KINDS`; kinds of others come last, each with its rows.
 
     Raises:
         ValueError: A result lacks what its table or figure needs; the message names the file.
@@ -80,21 +80,16 @@ def _belong_together(group: Sequence[Source], result: Result) -> bool:
 
 
 def _settings(result: Result) -> str:
-    """What the numbers of one table share. The table's own axes, and where files went, are no settings."""
-    config = copy.deepcopy(result.config)
-    for name in ("seeds", "optimizers", "sparsities", "directory", "alpha", "minutes"):
-        config.pop(name, None)
-    optimization = config.get("run", {}).get("optimization", {})
-    for name in ("alpha", "beta", "ham_alpha", "ham_beta"):
-        optimization.pop(name, None)
-    if KINDS[result.experiment].group != _LANGUAGE:  # whose tables have no column for the rate
-        optimization.pop("lr", None)
-    return json.dumps(config, sort_keys=True)
+    """What the numbers of one table share: all that decides a run, but for what tells its contenders apart."""
+    run = deciding(result.config.get("run", {}))
+    own = STRENGTHS if KINDS[result.experiment].group == _LANGUAGE else {*STRENGTHS, "lr"}  # vision has a column for it
+    shared = {name: value for name, value in run.get("optimization", {}).items() if name not in own}
+    return json.dumps({**run, "optimization": shared}, sort_keys=True)
 
 
-def _runs(result: Result) -> set[tuple[str, ...]]:
-    names = ("optimizer", "alpha", "beta", "lr", "sparsity", "seed", "method")
-    return {tuple(str(row.get(name)) for name in names) for row in result.rows}
+def _runs(result: Result) -> set[tuple[Any, ...]]:
+    shared = settings_of(result)
+    return {(row.get("seed"), *identity({**shared, **row})) for row in result.rows}
 
 
 def _rows_as_they_are(results: Sequence[Result]) -> Content:
@@ -103,7 +98,7 @@ def _rows_as_they_are(results: Sequence[Result]) -> Content:
     lines = [[_cell(row.get(column)) for column in columns] for row in rows[:ROWS]]
     left = f" The first {ROWS} of {len(rows)} rows; the file has all." if len(rows) > ROWS else ""
     caption = f"The rows of the file as they are: this report knows no better way to show this kind.{left}"
-    return Content(tables=[Table.of(caption, markdown(columns, lines))] if columns else [])
+    return Content(tables=[Table(caption=caption, columns=columns, rows=lines)] if columns else [])
 
 
 def _cell(value: Any) -> str:
@@ -119,15 +114,16 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _tables(*writers: tuple[str, Callable[[Sequence[Result]], str]]) -> Callable[[Sequence[Result]], Content]:
+def _tables(*writers: tuple[str, Callable[[Sequence[Result]], Table]]) -> Callable[[Sequence[Result]], Content]:
     """Content that is tables alone."""
-    return lambda results: Content(tables=[Table.of(caption, write(results)) for caption, write in writers])
+    return lambda results: Content(tables=[write(results).captioned(caption) for caption, write in writers])
 
 
 def _step_times(results: Sequence[Result]) -> Content:
     on_gpu = results[0].config["device"] != "cpu"
-    write = pages.gpu_step_table if on_gpu else pages.cpu_step_table
-    return Content(tables=[Table.of("Time of an optimizer step; the floor is what the memory allows", write(results))])
+    write = benchmark_tables.gpu_step_table if on_gpu else benchmark_tables.cpu_step_table
+    caption = "Time of an optimizer step; the floor is what the memory allows"
+    return Content(tables=[write(results).captioned(caption)])
 
 
 def _toy(name: str, caption: str, alt: str, *tables: tuple[str, str]) -> Callable[[Sequence[Result]], Content]:
@@ -135,7 +131,7 @@ def _toy(name: str, caption: str, alt: str, *tables: tuple[str, str]) -> Callabl
 
     def write(results: Sequence[Result]) -> Content:
         drawn = Figure(name="", draw=functools.partial(FIGURES[name], results[0]), caption=caption, alt=alt)
-        written = [Table.of(caption, geometry.TABLES[table][1](results[0])) for table, caption in tables]
+        written = [geometry.TABLES[table][1](results[0]).captioned(caption) for table, caption in tables]
         return Content(tables=written, figures=[drawn])
 
     return write
@@ -171,22 +167,24 @@ KINDS: Mapping[str, Kind] = {
     "acdc_cifar10_vit": Kind(
         title="AC/DC on CIFAR-10",
         group=_VISION,
-        write=_tables(("A DeiT-small-like transformer on CIFAR-10; a line a run", pages.cifar_table)),
+        write=_tables(("A DeiT-small-like transformer on CIFAR-10; one row per run", benchmark_tables.cifar_table)),
         joins=True,
     ),
     "acdc_digits_vit": Kind(
         title="AC/DC on digits",
         group=_VISION,
-        write=_tables(("Mean accuracy over seeds, and their deviation, by learning rate", pages.digits_table)),
+        write=_tables(
+            ("Mean accuracy over seeds and their deviation, by learning rate", benchmark_tables.digits_table)
+        ),
     ),
     "frontier_language": Kind(
-        title="Beyond the paper: alpha and the learning rate, language", group=_BEYOND, write=frontier_sections.language
+        title="Beyond the paper: alpha and the learning rate, language", group=_BEYOND, write=frontier.language
     ),
     "frontier_vision": Kind(
-        title="Beyond the paper: alpha and the learning rate, vision", group=_BEYOND, write=frontier_sections.vision
+        title="Beyond the paper: alpha and the learning rate, vision", group=_BEYOND, write=frontier.vision
     ),
     "frontier_compositions": Kind(
-        title="Beyond the paper: other compositions", group=_BEYOND, write=frontier_sections.compositions
+        title="Beyond the paper: other compositions", group=_BEYOND, write=frontier.compositions
     ),
     "figure1_weight_spread": Kind(
         title="Figure 1: how weights are spread", group="Weights", write=transformer_sections.weight_spread
@@ -250,8 +248,8 @@ KINDS: Mapping[str, Kind] = {
         group=_GEOMETRY,
         write=_toy(
             "theorem4_7_implicit_bias",
-            "The gap to the largest L1 margin against the norm of the classifier, one line a p, on logarithmic axes.",
-            "Line charts of the margin gap against the norm, one panel a setup; the table has the ends of the lines.",
+            "The gap to the largest L1 margin against the norm of the classifier, one line per p, on logarithmic axes.",
+            "Line charts of the margin gap against the norm, one panel per setup; the table has the ends of the lines.",
             ("theorem", "Where the flow ends, by setup and p"),
         ),
     ),
@@ -261,7 +259,7 @@ KINDS: Mapping[str, Kind] = {
         write=_toy(
             "toy_suite",
             "Angles to the three max-margin directions and the mass off the support, over time, of every method.",
-            "Four line charts over the steps, one line a method; the tables have the ends of the lines.",
+            "Four line charts over the steps, one line per method; the tables have the ends of the lines.",
             ("summary", _SUMMARY),
             ("ratios", "The norm at margin 1 over the smallest possible, in each geometry; 1 is the max-margin one"),
         ),
@@ -271,7 +269,7 @@ KINDS: Mapping[str, Kind] = {
         group=_GEOMETRY,
         write=_toy(
             "toy_ablation",
-            "Mean magnitude off the support: a row a variant of the problem, a column a method; less is sparser.",
+            "Mean magnitude off the support, one row per variant and one column per method; less is sparser.",
             "Heat map of the mean magnitude off the support; the table has the same numbers.",
             ("ablation", "Mean magnitude off the support; a star where the data are not separated"),
             ("alphas", "HORST and HAM by alpha"),
@@ -281,14 +279,14 @@ KINDS: Mapping[str, Kind] = {
     "bench_pruning": Kind(
         title="Time of one-shot pruning",
         group=_SPEED,
-        write=_tables(("Pruning GPT-2 small in one shot", pages.pruning_speed_table)),
+        write=_tables(("Pruning GPT-2 small in one shot", benchmark_tables.pruning_speed_table)),
     ),
     "bench_sparsity": Kind(
         title="Time of selection and masks",
         group=_SPEED,
         write=_tables(
-            ("Choosing the weights to keep, beside torch.kthvalue", pages.selection_table),
-            ("What masks add to a training step", pages.mask_overhead_table),
+            ("Choosing the weights to keep, beside torch.kthvalue", benchmark_tables.selection_table),
+            ("What masks add to a training step", benchmark_tables.mask_overhead_table),
         ),
     ),
 }

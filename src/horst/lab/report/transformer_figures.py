@@ -9,26 +9,26 @@ from typing import Any
 
 from horst.lab.experiments.result import Result
 from horst.lab.report.figures import new_figure
-from horst.lab.report.transformer_tables import LABELS, by_line, contender, finite
+from horst.lab.report.runs import LABELS, by_line, contender, finite, zeros
 
 COLOURS = {
     "adamw": "#0072B2",
-    "adamw-held": "#1B9E9E",
     "ham": "#E69F00",
     "horst": "#D55E00",
     "hyperbolic": "#CC79A7",
     "muon": "#009E73",
     "horst-muon": "#8C510A",
-    "adamw-l1": "#56B4E9",
-    "adamw-proximal": "#6A51A3",
-    "horst-proximal": "#A50F15",
+    "adamw-penalty": "#56B4E9",
+    "adamw-l1": "#6A51A3",
+    "horst-l1": "#A50F15",
     "spred": "#737373",
+    "adamw-clipped-lr": "#1B9E9E",  # in old results alone
 }
 STYLES = ("-", "--", ":", "-.")
 
 
 def quality_against_sparsity(results: Sequence[Result], quality: str = "perplexity") -> Any:
-    """Figure 4: a line an optimizer, a band over its seeds."""
+    """Figure 4: quality against actual zeros, one line per optimizer, a band over its seeds."""
     rows = [row for result in results for row in result.rows]
     figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
     lines = by_line(rows)
@@ -38,20 +38,16 @@ def quality_against_sparsity(results: Sequence[Result], quality: str = "perplexi
             for level in sorted({row["sparsity"] for row in own})
         }
         levels = [level for level in measured if measured[level]]
+        shares = [100 * statistics.mean(zeros(row) for row in own if row["sparsity"] == level) for level in levels]
         found = [measured[level] for level in levels]
         optimizer = own[0]["optimizer"]
         style = STYLES[[n for n, o in lines.items() if o[0]["optimizer"] == optimizer].index(name) % len(STYLES)]
-        colour = COLOURS[optimizer]
-        axes.plot(
-            [100 * level for level in levels], [statistics.mean(values) for values in found], color=colour,
-            linestyle=style, marker="o", markersize=3.5, label=name,
-        )  # fmt: skip
+        look = {"color": COLOURS[optimizer], "linestyle": style, "marker": "o", "markersize": 3.5, "label": name}
+        axes.plot(shares, [statistics.mean(values) for values in found], **look)
         if any(len(values) > 1 for values in found):
-            axes.fill_between(
-                [100 * level for level in levels], [min(v) for v in found], [max(v) for v in found], color=colour,
-                alpha=0.2, linewidth=0,
-            )  # fmt: skip
-    axes.set_xlabel("zeros in the pruned tensors, %")
+            low, high = [min(values) for values in found], [max(values) for values in found]
+            axes.fill_between(shares, low, high, color=COLOURS[optimizer], alpha=0.2, linewidth=0)
+    axes.set_xlabel("zeros among the pruned weights, %")
     axes.set_ylabel(f"validation {quality}")
     if quality == "perplexity":
         axes.set_yscale("log")
@@ -66,8 +62,8 @@ def weight_distributions(histograms: Mapping[str, Mapping[str, Any]], title: str
     """Figures 1 (left), 3 (left) and 8: densities of standardised weights on a logarithmic axis.
 
     Args:
-        histograms: By label, what :func:`horst.lab.experiments.weight_histogram.weight_histogram` returns.
-        title: Above the figure.
+        histograms: What :func:`horst.lab.experiments.weight_histogram.weight_histogram` returns, by label.
+        title: Title above the figure.
     """
     figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
     for i, (name, histogram) in enumerate(histograms.items()):
@@ -90,7 +86,7 @@ def phases_and_overlap(phases: Sequence[Mapping[str, Any]]) -> Any:
     """Runs of AC/DC to one sparsity: when masks are on, how much of each the next one keeps, accuracy over time.
 
     Args:
-        phases: ``curves["phases"]`` of a result, a run each. Accuracy is drawn where it was measured on the way.
+        phases: Runs of ``curves["phases"]`` of a result. Accuracy is drawn where it was measured on the way.
     """
     several_rates = len({run["lr"] for run in phases}) > 1
     runs: dict[str, list[Mapping[str, Any]]] = {}

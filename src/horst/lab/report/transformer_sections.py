@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report import pages, paper, quickstart_tables
-from horst.lab.report.document import Content, Figure, Table
+from horst.lab.report import paper, quickstart_tables
+from horst.lab.report.document import Content, Figure
 from horst.lab.report.figures import new_figure
-from horst.lab.report.tables import markdown
+from horst.lab.report.runs import LABELS, Value, by_line, contender, finite, percent
+from horst.lab.report.tables import Table, level_name
 from horst.lab.report.transformer_figures import (
     COLOURS,
     phases_and_overlap,
@@ -19,16 +20,11 @@ from horst.lab.report.transformer_figures import (
     weight_distributions,
 )
 from horst.lab.report.transformer_tables import (
-    LABELS,
-    Value,
-    by_line,
-    contender,
-    finite,
+    acdc_comparison,
     methods_table,
     one_shot_table,
-    percent,
     speed_table,
-    spread,
+    spread_table,
 )
 
 SPREAD = "± is the standard deviation over seeds; a number without it comes from one seed."
@@ -39,17 +35,16 @@ SHAPES = (
 
 
 def one_shot(results: Sequence[Result]) -> Content:
-    """Table 6, Figures 4 and 8; a figure a method where there are several."""
+    """Table 6, Figures 4 and 8; one figure per way of pruning."""
     rows = [row for result in results for row in result.rows]
     methods = list(dict.fromkeys(row["method"] for row in rows if row["sparsity"]))
     caption = f"Validation perplexity after one-shot pruning, without fine-tuning; less is better. {SPREAD}"
     changes = _changes([row for row in rows if row["method"] in ("dense", "magnitude")])
+    table = methods_table(results)
     if methods == ["magnitude"]:
-        table = Table.of(caption, one_shot_table(results))
+        table = one_shot_table(results)
         if changes:
-            table.lines[-1:-1] = _differences(changes, sorted({row["sparsity"] for row in rows}))
-    else:
-        table = Table.of(caption, methods_table(results))
+            table = _with_differences(table, changes)
     figures = [_perplexities(results, method) for method in methods]
     if histograms := _histograms(results):  # there are none if all runs broke down
         figures.append(
@@ -57,7 +52,7 @@ def one_shot(results: Sequence[Result]) -> Content:
         )
     return Content(
         summary=[_language_words(changes)],
-        tables=[table, Table.of("What training cost", speed_table(results))],
+        tables=[table.captioned(caption), speed_table(results).captioned("What training cost")],
         figures=figures,
     )
 
@@ -91,8 +86,8 @@ def sparse_training(results: Sequence[Result]) -> Content:
     return Content(
         summary=[_vision_words(rows)],
         tables=[
-            Table.of(f"Validation accuracy in %. {SPREAD}", acdc_comparison(results)),
-            Table.of("What training cost", speed_table(results)),
+            acdc_comparison(results).captioned(f"Validation accuracy in %. {SPREAD}"),
+            speed_table(results).captioned("What training cost"),
         ],
         figures=figures,
     )
@@ -111,9 +106,9 @@ def quickstart(results: Sequence[Result]) -> Content:
             f"{theirs['horst'][0]:g} to {theirs['horst'][1]:g} with HORST."
         )
         caption = f"Perplexity of the GPT on held-out files after one-shot pruning; less is better. {SPREAD}"
-        if any(row["optimizer"] == "horst-proximal" for row in language):
-            caption += " Proximal HORST, a soft threshold after each step, is not the paper's."
-        tables.append(Table.of(caption, quickstart_tables.language_table(results)))
+        if any(row["optimizer"] == "horst-l1" for row in language):
+            caption += " The option l1, a soft threshold after each step, is not the paper's."
+        tables.append(quickstart_tables.language_table(results).captioned(caption))
         figures += [
             Figure(
                 name="language",
@@ -132,7 +127,7 @@ def quickstart(results: Sequence[Result]) -> Content:
             f"0.005, has {small['adamw'][0]:g}% with AdamW and {small['horst'][0]:g}% with HORST."
         )
         caption = f"Test accuracy of the ViT trained with AC/DC; more is better. {SPREAD}"
-        tables.append(Table.of(caption, quickstart_tables.vision_table(results)))
+        tables.append(quickstart_tables.vision_table(results).captioned(caption))
         points = quickstart_tables.vision_points(result)
         figures.append(
             Figure(
@@ -150,28 +145,9 @@ def weight_spread(results: Sequence[Result]) -> Content:
     """Figure 1 (left)."""
     caption = "Figure 1 (left): the weights of trained networks"
     return Content(
-        tables=[Table.of("How the weights of trained networks are spread", pages.spread_table(results))],
+        tables=[spread_table(results).captioned("How the weights of trained networks are spread")],
         figures=[_weights("", caption, results[0].curves["histograms"])],
     )
-
-
-def acdc_comparison(results: Sequence[Result]) -> str:
-    """Tables 1, 3 and 4: a line a contender and learning rate, below an optimizer's the paper's."""
-    rows = [row for result in results for row in result.rows]
-    levels = sorted({row["sparsity"] for row in rows})
-    theirs = _paper_accuracies(results[0])
-    lines = []
-    for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
-        own = [row for row in rows if row["optimizer"] == optimizer]
-        for name, lr in dict.fromkeys((contender(row), row["lr"]) for row in own):
-            same = [row for row in own if (contender(row), row["lr"]) == (name, lr)]
-            cells = [[percent(row["top1"]) for row in same if row["sparsity"] == level] for level in levels]
-            lines.append([name, f"{lr:g}", *(spread(values, ".2f") if values else "" for values in cells)])
-        if any(level in theirs.get(optimizer, {}) for level in levels):
-            numbers = [theirs[optimizer].get(level, "") for level in levels]
-            lines.append(["*the paper's*", "*0.005*", *(f"*{number}*" if number else "" for number in numbers)])
-    titles = ["dense" if not level else f"{level:.0%}" for level in levels]
-    return markdown(["accuracy in %", "lr", *titles], lines)
 
 
 def accuracy_by_rate(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -214,7 +190,7 @@ def _weights(name: str, caption: str, histograms: Mapping[str, Mapping[str, Any]
         name=name,
         draw=lambda: weight_distributions(histograms),
         caption=f"{caption}; density on a logarithmic axis. {SHAPES}",
-        alt=f"Densities of standardised weights, one curve an optimizer. Kurtosis: {kurtoses}.",
+        alt=f"Densities of standardised weights, one curve per optimizer. Kurtosis: {kurtoses}.",
     )
 
 
@@ -242,7 +218,7 @@ def _phases(runs: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _histograms(results: Sequence[Result]) -> dict[str, Any]:
-    """Of the first result that has each: by optimizer, or by sparsity and optimizer."""
+    """Histograms by optimizer, or by sparsity and optimizer, each from the first result that has it."""
     found: dict[str, Any] = {}
     for result in results:
         for key, value in result.curves["histograms"].items():
@@ -251,19 +227,6 @@ def _histograms(results: Sequence[Result]) -> dict[str, Any]:
             else:
                 found[key] = {**value, **found.get(key, {})}
     return found
-
-
-def _paper_accuracies(result: Result) -> dict[str, dict[float, str]]:
-    """By optimizer and sparsity, as the paper prints them; of DeiT-base for a model of its width."""
-    if result.experiment == "table3_ham":
-        return {name: {0.9: f"{value:g}"} for name, value in paper.TABLE3.items()}
-    if result.experiment == "table4_long_run":
-        return {name: {0.7: f"{value:g}"} for name, value in paper.TABLE4.items()}
-    model = "DeiT-base" if result.config["run"]["model"]["width"] == 768 else "DeiT-small"
-    return {
-        name: {level: f"{mean:g} ± {deviation:g}" for level, (mean, deviation) in levels.items()}
-        for name, levels in paper.TABLE1[model].items()
-    }
 
 
 def _language_words(changes: Mapping[float, float]) -> str:
@@ -276,14 +239,18 @@ def _language_words(changes: Mapping[float, float]) -> str:
     return f"Pruned by magnitude, HORST's mean perplexity is {' and '.join(parts)}."
 
 
-def _differences(changes: Mapping[float, float], levels: Sequence[float]) -> list[list[str]]:
-    """Lines below Table 6: HORST's perplexity against AdamW's, ours and the paper's."""
+def _with_differences(table: Table, changes: Mapping[float, float]) -> Table:
+    """Table 6 with rows before its last: HORST's perplexity against AdamW's, ours and the paper's."""
     theirs = {level: horst / paper.TABLE6["adamw"][level] - 1 for level, horst in paper.TABLE6["horst"].items()}
-    rows = [("difference, HORST to AdamW", changes, ""), ("*the paper's*", theirs, "*")]
-    return [
-        [label, *(f"{mark}{found[level]:+.1%}{mark}" if level in found else "" for level in levels)]
-        for label, found, mark in rows
+    rows = [
+        [label, *({level_name(level): f"{value:+.1%}" for level, value in found.items()}.get(c, "") for c in titles)]
+        for titles in [table.columns[1:]]
+        for label, found in (("difference, HORST to AdamW", changes), ("the paper's", theirs))
     ]
+    place = len(table.rows) - 1
+    return dataclasses.replace(
+        table, rows=[*table.rows[:place], *rows, table.rows[place]], paper=[*table.paper, place + 1]
+    )
 
 
 def _changes(rows: Sequence[Mapping[str, Any]]) -> dict[float, float]:

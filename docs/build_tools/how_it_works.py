@@ -12,9 +12,9 @@ import torch
 from horst.kernels.horst_step.reference import horst_step_reference
 from horst.lab.experiments.result import Result
 from horst.lab.report.figures import figure3, new_figure
-from horst.lab.report.tables import markdown
+from horst.lab.report.runs import LABELS, spread
+from horst.lab.report.tables import Table
 from horst.lab.report.transformer_figures import COLOURS
-from horst.lab.report.transformer_tables import LABELS, spread
 from horst.operators import L1, L2, LInf, Norm, Steepest
 
 ALPHA = 5.0  # the paper's
@@ -118,7 +118,7 @@ def pruned_squares(results: Sequence[Result]) -> Any:
     return figure
 
 
-def pruned_squares_table(results: Sequence[Result]) -> str:
+def pruned_squares_table(results: Sequence[Result]) -> Table:
     """What pruning takes of the squares, and what is left of the quality: Table 6's file again."""
     rows, histograms = results[0].rows, results[0].curves["histograms"]
     levels = sorted({row["sparsity"] for row in rows if row["sparsity"]})
@@ -129,7 +129,7 @@ def pruned_squares_table(results: Sequence[Result]) -> str:
     for name in ("adamw", "horst"):
         own = {row["sparsity"]: row["perplexity"] for row in rows if row["optimizer"] == name}
         lines.append([f"{LABELS[name]}, perplexity", *(spread([own[level]], ".2f") for level in levels)])
-    return markdown(["smallest weights pruned", *(f"{level:.0%}" for level in levels)], lines)
+    return Table(columns=["smallest weights pruned (one seed)", *(f"{level:.0%}" for level in levels)], rows=lines)
 
 
 def squares_below(histogram: Mapping[str, Any]) -> list[tuple[float, float]]:
@@ -139,7 +139,7 @@ def squares_below(histogram: Mapping[str, Any]) -> list[tuple[float, float]]:
     mean square of 1.
 
     Args:
-        histogram: Of :func:`horst.lab.experiments.weight_histogram.weight_histogram`.
+        histogram: Histogram of :func:`horst.lab.experiments.weight_histogram.weight_histogram`.
 
     Example:
         >>> evenly = {"edges": [-(3**0.5), 0.0, 3**0.5], "density": [12**-0.5] * 2}

@@ -1,0 +1,339 @@
+"""Tables and figures of the README and the docs: name of a marker or file -> result files and what writes it.
+
+A file name may be a pattern; it stands for all files that match, in alphabetical order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import how_it_works
+
+from horst.lab.experiments.result import Result
+from horst.lab.report import benchmark_tables, frontier, geometry
+from horst.lab.report import figures as geometry_figures
+from horst.lab.report.quality_figures import against_product, against_zeros
+from horst.lab.report.quality_tables import compare_words, quality_table
+from horst.lab.report.quickstart_tables import language_table, vision_table
+from horst.lab.report.runs import Row
+from horst.lab.report.tables import Table, from_records, number
+from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
+from horst.lab.report.transformer_tables import (
+    acdc_table,
+    methods_table,
+    one_shot_table,
+    paper_acdc_table,
+    speed_table,
+    spread_table,
+)
+
+Part = Table | str
+Writer = Callable[[Sequence[Result]], Part | Sequence[Part]]
+RESULTS = "results/transformers"
+HEADLINE_LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8)
+HEADLINE_SETTINGS = ("lr", "beta2", "decay", "decay on", "mirror step on")
+
+
+def headline_rows(row: Row) -> bool:
+    """AdamW and HORST, with and without l1, at the levels of the README's table."""
+    return row["optimizer"] in ("adamw", "adamw-l1", "horst", "horst-l1") and row["sparsity"] in HEADLINE_LEVELS
+
+
+def gpt2_headline(results: Sequence[Result]) -> Table:
+    """The README's table: GPT-2 small pruned by magnitude and by SparseGPT, with settings, actual zeros and seeds."""
+    table = quality_table(
+        results, where=headline_rows, methods=("magnitude", "sparsegpt"), show=(*HEADLINE_SETTINGS, "pruned by")
+    )
+    columns = list(table.columns)
+    settings = [columns.index(name) for name in HEADLINE_SETTINGS]
+    first, last = settings[0], settings[-1]
+
+    def merged(row: Sequence[str]) -> list[str]:
+        lr, beta2, decay, on, mirror = (row[i] for i in settings)
+        words = f"lr {lr}, beta2 {beta2}, decay {decay} on {on}" + (f", mirror step on {mirror}" if mirror else "")
+        return [*row[:first], words, *row[last + 1 :]]
+
+    rows = sorted((merged(row) for row in table.rows), key=lambda row: row[0])
+    return Table(columns=[*columns[:first], "settings", *columns[last + 1 :]], rows=rows)
+
+
+def gpt2_headline_figure(results: Sequence[Result]) -> Any:
+    """The README's figure: perplexity against actual zeros, pruned by magnitude."""
+    kept = ("adamw", "adamw-l1", "horst", "horst-l1")
+    return against_zeros(
+        results, where=lambda row: row["optimizer"] in kept, panels=lambda row: "GPT-2 small, pruned by magnitude"
+    )
+
+
+def gpt2_table(results: Sequence[Result]) -> Table:
+    """AdamW and HORST by way of pruning; Table 6 has HAM, and one threshold for all tensors has its own table."""
+    return quality_table(
+        results, where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in (*HEADLINE_LEVELS, 0.3),
+        methods=("magnitude", "sparsegpt"), free=True,
+    )  # fmt: skip
+
+
+def by_rate(results: Sequence[Result]) -> list[Part]:
+    """HORST at every learning rate beside AdamW, and how often auto is behind."""
+    return [frontier.rate_table(results), auto_words(results)]
+
+
+def auto_words(results: Sequence[Result]) -> str:
+    return compare_words(results, "HORST, alpha auto", "HORST, alpha 5")
+
+
+def export_files_table(results: Sequence[Result]) -> Table:
+    """Dense and sparse size, one row per file."""
+    return from_records(
+        [
+            {
+                "stored": row["content"],
+                "zeros": number(row["sparsity"], ".0%"),
+                "dense MB": f"{row['dense_bytes'] / 1e6:.1f}",
+                "sparse MB": f"{row['sparse_bytes'] / 1e6:.1f}",
+                "ratio": number(row["ratio"], ".3f"),
+            }
+            for row in results[0].rows
+            if row["what"] == "file"
+        ]
+    )
+
+
+def export_models_table(results: Sequence[Result]) -> Table:
+    """Memory and time beside dense, on one thread, one row per form and number of tokens."""
+    return from_records(
+        [
+            {
+                "model": row["content"],
+                "tokens": str(row["tokens"]),
+                "form": row["form"],
+                "x memory": number(row["memory_ratio"], ".2f"),
+                "ms": number(row["milliseconds"], ".0f"),
+                "times faster": number(row["speedup"], ".2f"),
+            }
+            for row in results[0].rows
+            if row["what"] == "model" and row["threads"] == 1
+        ]
+    )
+
+
+def short_attention_table(results: Sequence[Result]) -> Table:
+    """Each contender's time, and how many times the floor that is, one row per shape and direction."""
+    measured: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for row in (row for result in results for row in result.rows):
+        if row.get("kernel", "attention") == "attention":
+            # a file from before there was a second kernel has a column for each side
+            sides = (str(row[side]) for side in ("batch", "tokens", "heads", "head_width") if side in row)
+            shape = row.get("shape") or " x ".join(sides)
+            measured.setdefault((shape, row["direction"]), {})[row["contender"]] = row
+    contenders = list(next(iter(measured.values())))
+    rows = []
+    for (shape, direction), own in measured.items():
+        floor = own[contenders[0]]["floor_microseconds"]
+        words = [f"{own[name]['microseconds']:.0f} ({own[name]['times_floor']:.1f} x)" for name in contenders]
+        rows.append([shape, direction, f"{floor:.0f}", *words])
+    return Table(columns=["batch x tokens x heads x their width", "", "floor, us", *contenders], rows=rows)
+
+
+def training_speed_table(results: Sequence[Result]) -> Table:
+    """Units per second of a plain loop and of ours, with AdamW and with HORST, one row per model and setting."""
+    rows = results[0].rows
+    loops = ("plain loop, AdamW", "horst.lab.training, adamw", "horst.lab.training, horst")
+    lines = []
+    for what, settings in dict.fromkeys((row["what"], row["settings"]) for row in rows):
+        rate = {row["loop"]: row["rate"] for row in rows if (row["what"], row["settings"]) == (what, settings)}
+        cost = rate[loops[1]] / rate[loops[2]] - 1
+        lines.append([what, settings, *(number(rate[loop], ",.0f") for loop in loops), number(cost, "+.1%")])
+    columns = ["per second", "settings", "plain loop, AdamW", "`horst.lab.training`, AdamW"]
+    return Table(columns=[*columns, "`horst.lab.training`, HORST", "HORST costs"], rows=lines)
+
+
+def kept_weights_figure(results: Sequence[Result]) -> Any:
+    """Figure 3 (left): the weights that AC/DC kept, at the sparsity that all the results have."""
+    found = [result.curves["histograms"] for result in results]
+    (level,) = set.intersection(*(set(levels) for levels in found))
+    histograms = {name: histogram for levels in found for name, histogram in levels[level].items()}
+    return weight_distributions(histograms, f"Weights of DeiT-small that AC/DC kept, {float(level):.0%} zeros")
+
+
+def phases_figure(results: Sequence[Result]) -> Any:
+    """The phases of AC/DC, at the highest sparsity of a result."""
+    phases = results[0].curves["phases"]
+    highest = max(run["sparsity"] for run in phases)
+    return phases_and_overlap([run for run in phases if run["sparsity"] == highest])
+
+
+def histograms(title: str) -> Callable[[Sequence[Result]], Any]:
+    return lambda results: weight_distributions(results[0].curves["histograms"], title)
+
+
+def files(*names: str, folder: str = RESULTS) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.json" for name in names)
+
+
+def of_first(write: Callable[[Result], Any]) -> Callable[[Sequence[Result]], Any]:
+    return lambda results: write(results[0])
+
+
+BENCH = functools.partial(files, folder="benchmarks/results")
+TABLE6 = files("table6_gpt2_wikipedia")
+TABLE1_DIGITS = files("table1_digits_cpu")
+FIGURE1 = files("figure1_weight_spread")
+LANGUAGE, COMPOSITIONS, VISION = (files(f"frontier_{name}") for name in ("language", "compositions", "vision"))
+FRESH, UNTOUCHED = files("frontier_language_fresh_seeds"), files("frontier_language_untouched_seeds")
+VISION_FRESH, VISION_95 = files("frontier_vision_fresh_seeds"), files("frontier_vision_beta2_0.95")
+GPT2_LONG_MEMORY = (f"{RESULTS}/table6_gpt2_*beta2_0.999*.json", f"{RESULTS}/gpt2_headline/*.json")
+GPT2_PAPERS_BETA2 = files(
+    "table6_gpt2_wikipedia", "table6_gpt2_adamw", "table6_gpt2_adamw_held", "table6_gpt2_alpha5", "table6_gpt2_auto",
+    "table6_gpt2_auto_lr_0.008", "table6_gpt2_adamw_proximal", "table6_gpt2_proximal",
+    "table6_gpt2_proximal_lr_0.008", "table6_gpt2_proximal_lr_0.008_seed_1",
+)  # fmt: skip
+DEIT = files(
+    *(f"table1_cifar10_{name}" for name in ("adamw", "adamw_beta2_0.95", "adamw_decay_1", "alpha5_90")),
+    *("table1_cifar10_alpha5_decay_1", "table1_cifar10_auto"),
+    *("long_memory/table1_cifar10_auto", "long_memory/table1_cifar10_auto_decay_1"),
+)
+
+# Name of the marker on a page -> result files and the function that writes its block.
+TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
+    "gpt2_headline": (GPT2_LONG_MEMORY, gpt2_headline),
+    "quickstart": (("results/quickstart.json",), lambda results: [language_table(results), vision_table(results)]),
+    # the paper's tables
+    "table1_digits": (TABLE1_DIGITS, acdc_table),
+    "table1_cifar10": (
+        files(
+            *(f"table1_cifar10_{n}" for n in ("adamw", "adamw_80", "adamw_70", "ham", "alpha5_90", "alpha5_80")),
+            "table1_cifar10_alpha5_70",
+        ),
+        acdc_table,
+    ),
+    "table1_cifar10_paper_lr": (files("table1_cifar10_paper_lr_adamw", "table1_cifar10_paper_lr_alpha5"), acdc_table),
+    "table6": ((*files("table6_gpt2_alpha5"), *TABLE6), one_shot_table),
+    "table6_thresholds": (
+        files("table6_gpt2_adamw_beta2_0.999", "table6_gpt2_alpha5_beta2_0.999", "table6_gpt2_alpha5_decay_all"),
+        methods_table,
+    ),
+    "table6_speed": (TABLE6, speed_table),
+    "mirror_tensors": ((f"{RESULTS}/mirror_tensors/*.json",), methods_table),
+    "one_shot_methods": (files("one_shot_methods_cpu"), methods_table),
+    "paper_acdc": ((), paper_acdc_table),
+    "figure1_left": (FIGURE1, spread_table),
+    "pruned_squares": (TABLE6, how_it_works.pruned_squares_table),
+    "acdc_cifar10": (
+        files("acdc_cifar10", "acdc_cifar10_alpha20", folder="results/sparsity"),
+        benchmark_tables.cifar_table,
+    ),
+    "acdc_digits": (files("acdc_digits", folder="results/sparsity"), benchmark_tables.digits_table),
+    # beyond the paper
+    "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_table),
+    "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_table),
+    "frontier_free_gpt2": (
+        (*GPT2_PAPERS_BETA2, *GPT2_LONG_MEMORY),
+        functools.partial(
+            quality_table,
+            best_over=("lr", "beta2", "l1"),
+            methods=("magnitude", "sparsegpt"),
+            free=True,
+            where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in HEADLINE_LEVELS,
+        ),
+    ),
+    "frontier_deit": (DEIT, acdc_table),
+    "rate_too_large_gpt2": (files("table6_gpt2_wikipedia", "rate_of_0.1/table6_gpt2"), gpt2_table),
+    "rate_too_large_deit": (files("table1_cifar10_adamw", "rate_of_0.1/table1_cifar10"), acdc_table),
+    "rate_of_a_tenth": (files("rate_of_0.1/frontier_language"), frontier.tuned_table),
+    "frontier_tuned": (LANGUAGE, frontier.tuned_table),
+    "frontier_tuned_long_memory": (files("frontier_language_beta2_0.999"), frontier.tuned_table),
+    "frontier_free": (
+        (*COMPOSITIONS, *LANGUAGE),
+        functools.partial(
+            quality_table,
+            best_over=(*frontier.RATES_TUNED, "l1"),
+            methods=("magnitude", "sparsegpt"),
+            free=True,
+            where=frontier.main_contenders,
+        ),
+    ),
+    "frontier_auto": (LANGUAGE, by_rate),
+    "frontier_auto_fresh_seeds": (FRESH, by_rate),
+    "frontier_auto_untouched_seeds": (UNTOUCHED, by_rate),
+    "frontier_auto_all_seeds": ((*LANGUAGE, *FRESH, *UNTOUCHED), auto_words),
+    "frontier_vision_headline": (VISION, frontier.tuned_table),
+    "frontier_vision_auto": (VISION, by_rate),
+    "frontier_vision_auto_fresh_seeds": (VISION_FRESH, by_rate),
+    "frontier_vision_auto_all_seeds": ((*VISION, *VISION_FRESH), auto_words),
+    "frontier_vision_short_memory": (VISION_95, frontier.tuned_table),
+    "frontier_vision_short_memory_auto": (VISION_95, by_rate),
+    "frontier_vision_short_memory_auto_fresh_seeds": (files("frontier_vision_beta2_0.95_fresh_seeds"), by_rate),
+    "frontier_training_methods": (VISION, frontier.methods_of_training_table),
+    "frontier_training_methods_short_memory": (VISION_95, frontier.methods_of_training_table),
+    "frontier_contenders": (
+        (*COMPOSITIONS, *LANGUAGE),
+        functools.partial(frontier.contenders_table, width=64, steps=400),
+    ),
+    "frontier_contenders_long": (LANGUAGE, functools.partial(frontier.contenders_table, steps=1600)),
+    "frontier_pruning": (COMPOSITIONS, frontier.pruning_table),
+    "frontier_tensors": (COMPOSITIONS, frontier.tensors_table),
+    # speed and size
+    "optimizer_step_gpu": (BENCH("optimizer_step_h200"), benchmark_tables.gpu_step_table),
+    "optimizer_step_gpu_short": (
+        BENCH("optimizer_step_h200"),
+        functools.partial(benchmark_tables.gpu_step_table, short=True),
+    ),
+    "optimizer_step_cpu": (BENCH("optimizer_step_cpu"), benchmark_tables.cpu_step_table),
+    "training_speed": (BENCH("training_h200"), training_speed_table),
+    "training_speed_matmul": (BENCH("training_h200_attention_matmul"), training_speed_table),
+    "short_attention": (BENCH("short_attention_h200"), short_attention_table),
+    "pruning_speed": (BENCH("pruning_h200"), benchmark_tables.pruning_speed_table),
+    "export_files": (BENCH("export_cpu"), export_files_table),
+    "export_models": (BENCH("export_cpu"), export_models_table),
+    "selection": (BENCH("sparsity_h200"), benchmark_tables.selection_table),
+    "mask_overhead": (BENCH("sparsity_h200"), benchmark_tables.mask_overhead_table),
+    # geometry
+    **{
+        name: (files(file, folder="results/geometry"), of_first(write))
+        for name, (file, write) in geometry.TABLES.items()
+    },
+}
+
+# Figure file -> result files and the function that draws it.
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = {
+    "docs/figures/gpt2_headline.svg": (GPT2_LONG_MEMORY, gpt2_headline_figure),
+    "docs/figures/figure1_weight_spread.png": (FIGURE1, histograms("Weights of pretrained models")),
+    "docs/figures/figure3_cifar10_weights.png": (
+        files(*(f"table1_cifar10_{name}" for name in ("adamw", "ham", "alpha5_90"))), kept_weights_figure
+    ),
+    "docs/figures/figure4_gpt2_one_shot.png": (TABLE6, quality_against_sparsity),
+    "docs/figures/figure8_gpt2_weights.png": (TABLE6, histograms("Weights of GPT-2's blocks")),
+    "docs/figures/phases_digits.svg": (TABLE1_DIGITS, phases_figure),
+    "docs/figures/how_it_works/steepest_steps.svg": ((), how_it_works.steepest_steps),
+    "docs/figures/how_it_works/step_sizes.svg": ((), how_it_works.step_sizes),
+    "docs/figures/how_it_works/composition_order.svg": (
+        files("figure3_composition_order", folder="results/geometry"), how_it_works.composition_order
+    ),
+    "docs/figures/how_it_works/pruned_squares.svg": (TABLE6, how_it_works.pruned_squares),
+    "docs/figures/frontier/language.svg": (LANGUAGE, functools.partial(against_product, levels=(0.0, 0.5, 0.7))),
+    "docs/figures/frontier/vision.svg": (VISION, functools.partial(against_product, levels=(0.9,))),
+    "docs/figures/frontier/weights.svg": (
+        LANGUAGE, functools.partial(against_product, levels=(0.0,), key="largest")
+    ),
+    "docs/figures/frontier/gpt2.svg": (
+        (*GPT2_PAPERS_BETA2, *GPT2_LONG_MEMORY),
+        functools.partial(
+            against_zeros, best_over=("lr", "l1"), where=lambda row: row["optimizer"] != "ham",
+            panels=lambda row: f"beta2 {row['beta2']:g}, pruned by magnitude",
+        ),
+    ),
+    "docs/figures/frontier/sparsity.svg": (
+        COMPOSITIONS,
+        functools.partial(
+            against_zeros, best_over=frontier.RATES_TUNED, methods=("magnitude", "sparsegpt"),
+            where=lambda row: frontier.main_contenders(row) and not row.get("l1"),
+        ),
+    ),
+    **{
+        f"docs/figures/geometry/{name}.png": (files(name, folder="results/geometry"), of_first(draw))
+        for name, draw in geometry_figures.FIGURES.items()
+    },
+}  # fmt: skip

@@ -1,0 +1,166 @@
+"""The pages' tables and figures come from the committed result files, and are up to date."""
+
+import dataclasses
+import pathlib
+import re
+
+import matplotlib
+import page_tables
+import pages
+import pytest
+
+from horst.lab.experiments.result import Result
+
+ROOT = pathlib.Path(__file__).parents[2]
+COMMAND = "run python docs/build_tools/pages.py"
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in pages.pages(ROOT)}
+WIKIPEDIA = Result.load(ROOT / page_tables.TABLE6[0])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tables_of_the_page_are_those_of_the_result_files(page):
+    assert pages.rewrite(PAGES[page], root=ROOT) == PAGES[page], f"{COMMAND}: {page} is out of date"
+
+
+@pytest.mark.parametrize("name", page_tables.TABLES)
+def test_every_table_is_on_a_page_and_its_files_say_where_they_come_from(name):
+    assert any(f"<!-- table:{name} -->" in text for text in PAGES.values())
+    for file in pages.expand(page_tables.TABLES[name][0], ROOT):
+        environment = Result.load(ROOT / file).environment
+        assert {"commit", "torch", "python", "device"} <= set(environment)
+
+
+def test_every_page_with_a_marker_is_found(tmp_path):
+    (tmp_path / "docs/studies").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("no table")
+    new = tmp_path / "docs/studies/new.md"
+    new.write_text("above\n<!-- table:paper_acdc -->\nold\n<!-- /table -->\nbelow")
+    assert pages.pages(tmp_path) == [new]
+    before = new.read_text()
+    assert pages.main(["--check", "--root", str(tmp_path)]) == 1
+    assert new.read_text() == before, "--check writes nothing"
+    text = pages.rewrite(before, root=tmp_path)
+    assert text.startswith("above\n<!-- table:paper_acdc -->\n| the paper,")
+    assert text.endswith("<!-- /table -->\nbelow")
+    new.write_text(text)
+    assert pages.main(["--check", "--root", str(tmp_path)]) == 0
+
+
+def test_a_pattern_stands_for_the_files_that_match_and_a_name_must_be_there(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.json").touch()
+    assert pages.expand(["b.json", "*.json", "none/*.json"], tmp_path) == ["b.json", "a.json"]
+    with pytest.raises(FileNotFoundError, match=r"there is no result file .*c\.json"):
+        pages.expand(["c.json"], tmp_path)
+
+
+def headline_of(*results):
+    return page_tables.gpt2_headline(results)
+
+
+def with_rows(result, rows, **optimization):
+    run = result.config["run"]
+    config = {**result.config, "run": {**run, "optimization": {**run["optimization"], **optimization}}}
+    return dataclasses.replace(result, config=config, rows=rows)
+
+
+def test_the_headline_averages_files_of_equal_settings_and_says_seeds_and_zeros():
+    own = [row for row in WIKIPEDIA.rows if row["optimizer"] == "horst" and row["sparsity"] in (0.0, 0.5, 0.7)]
+    again = [{**row, "seed": 1, "perplexity": row["perplexity"] + 2} for row in own]
+    sparse = [
+        {**row, "optimizer": "horst-l1", "l1": 0.01, "sparsity_of_pruned_layers": max(0.42, row["sparsity"])}
+        for row in own
+    ]
+    solved = [{**row, "method": "sparsegpt" if row["sparsity"] else "dense"} for row in sparse]
+    table = headline_of(*(with_rows(WIKIPEDIA, rows) for rows in (own, again, sparse, solved)))
+    assert list(table.columns) == ["perplexity", "settings", "pruned by", "seeds", "dense", "50%", "70%"]
+    assert [row[0] for row in table.rows] == ["HORST, alpha 5", *["HORST, alpha 5, l1 0.01"] * 2]
+    assert table.column("seeds") == ["2", "1", "1"]
+    assert table.column("dense")[0] == f"{own[0]['perplexity'] + 1:.2f} ± 1.41"
+    assert table.column("dense")[1].endswith("(42% zeros)")
+    assert table.column("50%")[1] == f"{own[1]['perplexity']:.2f}"
+    assert table.rows[0][1] == "lr 0.001, beta2 0.95, decay 0.1 on matrices, mirror step on matrices"
+    other = headline_of(with_rows(WIKIPEDIA, own), with_rows(WIKIPEDIA, again, lr=2e-3))
+    assert other.column("seeds") == ["1", "1"], "another learning rate is no other seed"
+
+
+def test_files_of_one_machine_share_a_line_that_names_each_ones_commit():
+    def result(commit, device, seconds):
+        environment = {"commit": commit, "device": device, "torch": "2.11.0", "python": "3.12"}
+        return Result(experiment="x", config={}, rows=[], curves={}, notes=[], environment=environment, seconds=seconds)
+
+    results = [result("a" * 40, "H200", 10.0), result("c" * 40, "x86_64", 7.0), result("b" * 40, "H200", 20.4)]
+    assert pages.origins(["1.json", "2.json", "3.json"], results).split("\n\n") == [
+        f"`1.json` ({'a' * 12}), `3.json` ({'b' * 12}): 30 s on H200, torch 2.11.0; in brackets the commit.",
+        f"`2.json`: 7 s on x86_64, torch 2.11.0, commit {'c' * 12}.",
+    ]
+    alike = [result("a" * 40, "H200", 1.0), result("a" * 40, "H200", 2.0)]
+    assert (
+        pages.origins(["1.json", "2.json"], alike)
+        == f"`1.json`, `2.json`: 3 s on H200, torch 2.11.0, commit {'a' * 12}."
+    )
+    folded = pages.origins(["1.json", "2.json", "3.json"], [*alike, alike[0]])
+    assert folded.startswith(
+        "<details><summary>3 result files: 4 s on H200, torch 2.11.0</summary>\n<code>1.json</code>"
+    )
+    assert folded.count(f"({'a' * 12})") == 3
+    assert folded.endswith("\n</details>")
+
+
+def drawing(text):
+    """An SVG's numbers, and all else but ids, which are hashes of the numbers."""
+    text = re.sub(r'(\bid="|url\(#|href="#)[^")]*', r"\1", text)
+    number = re.compile(r"(?<![#\w])-?\d+\.?\d*(?:e-?\d+)?")
+    return number.sub("", text), [float(found) for found in number.findall(text)]
+
+
+@pytest.mark.parametrize("figure", [name for name in page_tables.FIGURES if name.endswith(".svg")])
+def test_a_committed_drawing_is_that_of_its_files(figure, tmp_path):
+    committed = (ROOT / figure).read_text()
+    version = re.search(r"Matplotlib v([^,]+),", committed)[1]
+    if version != matplotlib.__version__:
+        pytest.skip(f"the committed figure was drawn by matplotlib {version}, this is {matplotlib.__version__}")
+    pages.draw(figure, tmp_path / "figure.svg", ROOT)
+    (shape, numbers), (shape_now, numbers_now) = (
+        drawing(text) for text in (committed, (tmp_path / "figure.svg").read_text())
+    )
+    assert shape == shape_now, f"{COMMAND}: {figure} is out of date"
+    assert numbers == pytest.approx(numbers_now, abs=0.01)  # points, of which an inch has 72
+
+
+@pytest.mark.parametrize("figure", page_tables.FIGURES)
+def test_every_figure_is_on_a_page_with_words_for_those_who_do_not_see_it(figure):
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
+    words = [
+        found for text in texts for found in re.findall(rf"!\[([^\]]*)\]\([^)]*{pathlib.Path(figure).name}\)", text)
+    ]
+    assert words, f"no page shows {figure}"
+    assert all(len(found) > 20 for found in words)
+
+
+def test_a_page_that_asks_for_an_unknown_table_is_refused():
+    with pytest.raises(ValueError, match=r"the table 'nothing'\. Known tables: \['x'\]"):
+        pages.rewrite("<!-- table:nothing -->\n<!-- /table -->", {"x": ""})
+    assert pages.rewrite("<!-- table:x -->old<!-- /table -->", {"x": "new"}) == "<!-- table:x -->\nnew\n<!-- /table -->"
+
+
+def test_the_times_of_short_attention_stand_beside_their_floor():
+    shape = {"batch": 2, "tokens": 4, "heads": 1, "head_width": 8, "floor_microseconds": 10.0}
+    rows = [
+        {**shape, "contender": name, "direction": direction, "microseconds": time, "times_floor": time / 10}
+        for name, direction, time in (
+            ("ours", "forwards", 12.0),
+            ("ours", "backwards", 20.0),
+            ("theirs", "forwards", 30.0),
+            ("theirs", "backwards", 44.0),
+        )
+    ]
+    table = page_tables.short_attention_table([dataclasses.replace(WIKIPEDIA, rows=rows)])
+    assert list(table.columns)[2:] == ["floor, us", "ours", "theirs"]
+    assert table.rows == [
+        ["2 x 4 x 1 x 8", "forwards", "10", "12 (1.2 x)", "30 (3.0 x)"],
+        ["2 x 4 x 1 x 8", "backwards", "10", "20 (2.0 x)", "44 (4.4 x)"],
+    ]
+    newer = [{**row, "kernel": "attention", "shape": "2 x 4 x 1 x 8"} for row in rows]
+    newer.append({**newer[0], "kernel": "cross_entropy", "shape": "8 x 100", "direction": "both"})
+    assert page_tables.short_attention_table([dataclasses.replace(WIKIPEDIA, rows=newer)]).rows == table.rows
