@@ -4,7 +4,7 @@
 
 The step's tests run first; if they fail, no time is printed. Every contender steps the same tensors in the same run, in
 rounds that alternate between contenders on a CPU. On a GPU a step is timed twice: many in a row, as when the host runs
-ahead of the device in training, and alone on an idle device, where the host's own time shows. The floor is 28 bytes a
+ahead of the device in training, and alone on an idle device, where the host's own time shows. The floor is 28 bytes per
 float32 parameter (weight, gradient and two moments read, all but the gradient written) over the bandwidth of a large
 copy measured in the same run.
 """
@@ -26,15 +26,16 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from horst import HAM, HORST, compose
+from horst import HAM, HORST, with_mirror_step
 from horst.lab.experiments.result import Result, environment
+from horst.optimizers.l1 import soft_threshold
 
-BYTES_A_PARAMETER = 28
+BYTES_PER_PARAMETER = 28
 ROOT = pathlib.Path(__file__).parents[1]
 
 
 def gpt2_shapes(layers: int, width: int) -> list[tuple[int, ...]]:
-    """GPT-2's tensors: 12 a block, two embeddings, the final norm."""
+    """GPT-2's tensors: 12 per block, two embeddings, the final norm."""
     w = width
     block = [(w,), (w,), (3 * w, w), (3 * w,), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,), (w, 4 * w), (w,)]
     return [(50257, w), (1024, w), *block * layers, (w,), (w,)]
@@ -44,11 +45,21 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "gpt2-small": gpt2_shapes(12, 768),
     "gpt2-xl": gpt2_shapes(48, 1600),
     "flat-1.07e9": [(2**30,)],
+    "tiny": gpt2_shapes(1, 8)[1:],
     "gpt-34m": [(16000, 512), (256, 512), *[(1536, 512), (512, 512), (2048, 512), (512, 2048), (512,), (512,)] * 8],
 }
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
 COMMON = {"lr": 1e-3, "weight_decay": 0.1}
+
+
+def adamw_l1(params: list[nn.Parameter]) -> Optimizer:
+    """Fused AdamW with l1 as a pass of its own after the step."""
+    optimizer = AdamW([{"params": params, "l1": 0.03}], fused=True, **COMMON)
+    soft_threshold(optimizer)
+    return optimizer
+
+
 CONTENDERS: dict[str, dict[str, tuple[Make, bool]]] = {
     "cuda": {
         "AdamW for-loop": (lambda p: AdamW(p, foreach=False, **COMMON), False),
@@ -57,8 +68,10 @@ CONTENDERS: dict[str, dict[str, tuple[Make, bool]]] = {
         "HORST for-loop": (lambda p: HORST(p, foreach=False, **COMMON), False),
         "HORST foreach": (lambda p: HORST(p, foreach=True, **COMMON), False),
         "HORST fused (default)": (lambda p: HORST(p, **COMMON), False),
+        "HORST fused, l1": (lambda p: HORST(p, l1=0.03, **COMMON), False),
+        "AdamW fused + l1 hook": (adamw_l1, False),
         "HAM fused": (lambda p: HAM(p, **COMMON), False),
-        "compose(AdamW fused)": (lambda p: compose(AdamW(p, fused=True, **COMMON)), False),
+        "AdamW fused + mirror": (lambda p: with_mirror_step(AdamW(p, fused=True, **COMMON)), False),
         # last: a process that has compiled anything runs its Python slower
         "HORST foreach compiled": (lambda p: HORST(p, foreach=True, **COMMON), True),
     },
@@ -70,8 +83,11 @@ CONTENDERS: dict[str, dict[str, tuple[Make, bool]]] = {
         "HORST foreach": (lambda p: HORST(p, foreach=True, **COMMON), False),
         "HORST compiled": (lambda p: HORST(p, **COMMON), True),
         "HORST alpha=0 (default)": (lambda p: HORST(p, alpha=0.0, **COMMON), False),
+        "HORST (default), l1": (lambda p: HORST(p, l1=0.03, **COMMON), False),
+        "HORST foreach, l1": (lambda p: HORST(p, l1=0.03, foreach=True, **COMMON), False),
+        "AdamW fused + l1 hook": (adamw_l1, False),
         "HAM (default)": (lambda p: HAM(p, **COMMON), False),
-        "compose(AdamW fused)": (lambda p: compose(AdamW(p, fused=True, **COMMON)), False),
+        "AdamW fused + mirror": (lambda p: with_mirror_step(AdamW(p, fused=True, **COMMON)), False),
     },
 }
 # Slow and long known to be: not worth a GPU's time on the larger shapes.
@@ -88,7 +104,7 @@ def parameters(shapes: list[tuple[int, ...]], device: torch.device) -> list[nn.P
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, read plus written."""
+    """Bytes per second of a large copy, read plus written."""
     source = torch.randn(2**30 if device.type == "cuda" else 2**26, device=device)
     target = torch.empty_like(source)
     copy = lambda: target.copy_(source)  # noqa: E731
@@ -136,7 +152,7 @@ def bench_cuda(name: str, device: torch.device, bandwidth: float) -> list[dict[s
     rows: list[dict[str, Any]] = []
     params = parameters(SHAPES[name], device)
     count = sum(p.numel() for p in params)
-    floor = BYTES_A_PARAMETER * count / bandwidth
+    floor = BYTES_PER_PARAMETER * count / bandwidth
     for contender, (make, compiled) in CONTENDERS["cuda"].items():
         if name != LAST and contender in ONLY_SMALL:
             continue
@@ -173,7 +189,7 @@ def bench_cpu(name: str, bandwidth: float, rounds: int) -> list[dict[str, Any]]:
         for contender, step in steps.items():
             times[contender].append(cpu_seconds(step))
     count = sum(math.prod(s) for s in SHAPES[name])
-    floor = BYTES_A_PARAMETER * count / bandwidth
+    floor = BYTES_PER_PARAMETER * count / bandwidth
     return [row(name, c, len(SHAPES[name]), count, statistics.median(t), floor) for c, t in times.items()]
 
 
@@ -234,7 +250,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), help="default: all for the device")
     parser.add_argument("--rounds", type=int, default=15, help="rounds on a CPU")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads on a CPU; default: one a core")
+    parser.add_argument("--threads", type=int, default=None, help="torch threads on a CPU; default: one per core")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/optimizer_step.json"))
     args = parser.parse_args()
     if not tests_pass():
@@ -254,7 +270,7 @@ def main() -> None:
         add_ratios(rows, "AdamW fused")
     result = Result(
         experiment="bench_optimizer_step",
-        config={"device": args.device, "dtype": "float32", "bytes_a_parameter": BYTES_A_PARAMETER},
+        config={"device": args.device, "dtype": "float32", "bytes_per_parameter": BYTES_PER_PARAMETER},
         rows=rows,
         curves={},
         notes=[f"copy bandwidth {bandwidth / 1e12:.3f} TB/s, read plus written, measured in this run"],

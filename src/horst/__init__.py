@@ -7,33 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horst import export, operators, pruning, sparsity
-    from horst.optimizers.compose import compose
-    from horst.optimizers.composed import Composed
     from horst.optimizers.ham import HAM
     from horst.optimizers.horst import HORST
+    from horst.optimizers.operator_optimizer import OperatorOptimizer
     from horst.optimizers.param_groups import param_groups
+    from horst.optimizers.with_mirror_step import with_mirror_step
 
 __version__ = "0.1.0"
 
 __all__ = [
     "HAM",
     "HORST",
-    "Composed",
-    "compose",
+    "OperatorOptimizer",
     "export",
     "operators",
     "param_groups",
     "pruning",
     "sparsity",
+    "with_mirror_step",
 ]
 
 # Where each name lives. They are loaded on use, so that `horst --help` does not wait for torch.
 _HOMES = {
     "HAM": "horst.optimizers.ham",
     "HORST": "horst.optimizers.horst",
-    "Composed": "horst.optimizers.composed",
-    "compose": "horst.optimizers.compose",
+    "OperatorOptimizer": "horst.optimizers.operator_optimizer",
     "param_groups": "horst.optimizers.param_groups",
+    "with_mirror_step": "horst.optimizers.with_mirror_step",
 }
 
 

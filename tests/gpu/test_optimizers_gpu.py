@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from horst import HAM, HORST, compose
+from horst import HAM, HORST, with_mirror_step
 
 pytestmark = pytest.mark.gpu
 
@@ -24,13 +24,15 @@ def test_fused_is_the_default():
 
 
 @pytest.mark.parametrize("backend", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
-@pytest.mark.parametrize(("cls", "options"), [(HORST, {}), (HORST, {"max_step": 0.035}), (HAM, {})])
+@pytest.mark.parametrize(
+    ("cls", "options"), [(HORST, {}), (HORST, {"l1": 0.5}), (HORST, {"max_step": 0.035}), (HAM, {})]
+)
 def test_a_captured_graph_equals_eager_steps(cls, options, backend):
     shapes = [(33, 65), (7,), (5000,)]
     a, b = params_like(shapes), params_like(shapes)
     lr = torch.tensor(1e-2, device="cuda")
-    graphed = cls(a, lr=lr, alpha=5.0, capturable=True, **backend, **options)
-    eager = cls(b, lr=1e-2, alpha=5.0, foreach=False, **options)
+    graphed = cls([{"params": a, **options}], lr=lr, alpha=5.0, capturable=True, **backend)
+    eager = cls([{"params": b, **options}], lr=1e-2, alpha=5.0, foreach=False)
     static = [torch.zeros_like(p) for p in a]
     for p, g in zip(a, static, strict=True):
         p.grad = g
@@ -133,9 +135,10 @@ def test_the_scaler_never_waits_for_the_device():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_a_plain_step_never_waits_for_the_device():
+@pytest.mark.parametrize("l1", [0.0, 0.03])
+def test_a_plain_step_never_waits_for_the_device(l1):
     params = params_like([(64, 64), (64,)])
-    optimizer = HORST(params, lr=torch.tensor(1e-3, device="cuda"))
+    optimizer = HORST(params, lr=torch.tensor(1e-3, device="cuda"), l1=l1)
     for k in range(3):
         for p in params:
             p.grad = torch.randn_like(p)
@@ -146,10 +149,10 @@ def test_a_plain_step_never_waits_for_the_device():
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("cls", [HORST, HAM])
-def test_fused_needs_no_memory_but_its_tables(cls):
+@pytest.mark.parametrize(("cls", "options"), [(HORST, {}), (HORST, {"l1": 0.03}), (HAM, {})])
+def test_fused_needs_no_memory_but_its_tables(cls, options):
     params = params_like([(1024, 1024)] * 8)
-    optimizer = cls(params)
+    optimizer = cls(params, **options)
     for p in params:
         p.grad = torch.randn_like(p)
     optimizer.step()
@@ -163,9 +166,10 @@ def test_fused_needs_no_memory_but_its_tables(cls):
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
-def test_one_launch_a_group():
+@pytest.mark.parametrize("l1", [0.0, 0.03])
+def test_one_launch_per_group(l1):
     params = params_like([(64, 64), (64,), (3, 5, 7)] * 20)
-    optimizer = HORST(params)
+    optimizer = HORST(params, l1=l1)
     for p in params:
         p.grad = torch.randn_like(p)
     optimizer.step()
@@ -190,14 +194,14 @@ def test_a_tensor_of_more_than_2_to_the_31_elements():
 
 
 @pytest.mark.parametrize("base", ["adamw_fused", "muon"])
-def test_compose_on_the_device(base):
+def test_a_mirror_step_after_other_optimizers_on_the_device(base):
     shapes = [(32, 16), (16, 32)]
     a, b = params_like(shapes), [nn.Parameter(p.detach().cpu()) for p in params_like(shapes)]
 
     def make(params, device):
         if base == "muon":
-            return compose(torch.optim.Muon(params, lr=1e-2))
-        return compose(torch.optim.AdamW(params, lr=1e-2, fused=device == "cuda"))
+            return with_mirror_step(torch.optim.Muon(params, lr=1e-2))
+        return with_mirror_step(torch.optim.AdamW(params, lr=1e-2, fused=device == "cuda"))
 
     one, two = make(a, "cuda"), make(b, "cpu")
     for _ in range(4):

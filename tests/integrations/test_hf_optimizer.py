@@ -123,12 +123,7 @@ def test_a_run_of_the_trainers_default_adamw_changes_over_at_a_checkpoint(tmp_pa
 
 def test_what_the_training_arguments_say_is_not_said_twice(tmp_path):
     args = TrainingArguments(str(tmp_path), learning_rate=3e-4, report_to=[], use_cpu=True)
-    assert hf.horst(args, max_exponent=0.1)[1] == {
-        "lr": 3e-4,
-        "betas": (0.9, 0.999),
-        "eps": 1e-8,
-        "max_exponent": 0.1,
-    }
+    assert hf.horst(args, l1=0.1)[1] == {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "l1": 0.1}
     with pytest.raises(TypeError, match=r"lr, weight_decay comes from the training arguments. Set TrainingArguments"):
         hf.horst(args, lr=1e-3, weight_decay=0.1, alpha=5.0)
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis.extra.numpy import arrays
 
-from horst import HORST, compose, param_groups
+from horst import HORST, param_groups, with_mirror_step
 from horst.integrations.optax import horst, matrices, mirror_step
 from horst.kernels.horst_step.reference import horst_step_reference
 
@@ -76,6 +76,10 @@ def run_torch(make, dtype=torch.float32, *, params=None, grads=None, schedule=No
     )
 
 
+def horst_with(params, options):
+    return HORST([{"params": params, **options}])
+
+
 def assert_close(actual, expected, *, atol=0.0, rtol=0.0):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a, b.dtype), b, rtol, atol), actual, expected)
 
@@ -89,14 +93,14 @@ def test_a_hundred_steps_equal_torchs_to_a_millionth(options):
     small = {"fc": weights()["fc"]}  # a transformer's weights are of this size; at 1, torch's own rounding is 3e-6
     grads = gradients(like=small)
     actual, _ = run_optax(as_optax(options), params=small, grads=grads)
-    assert_close(actual, run_torch(lambda p: HORST(p, **options), params=small, grads=grads), atol=1e-6)
+    assert_close(actual, run_torch(lambda p: horst_with(p, options), params=small, grads=grads), atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [VISION, LANGUAGE], ids=["vision", "language"])
 def test_a_hundred_steps_equal_torchs_in_float64(options):
     with enable_x64(True):
         actual, _ = run_optax(as_optax(options), jnp.float64)
-    assert_close(actual, run_torch(lambda p: HORST(p, **options), torch.float64), rtol=1e-11, atol=1e-14)
+    assert_close(actual, run_torch(lambda p: horst_with(p, options), torch.float64), rtol=1e-11, atol=1e-14)
 
 
 def test_a_schedule_moves_decay_and_mirror_step_with_it():
@@ -181,7 +185,7 @@ def test_jit_scan_and_vmap_change_nothing():
 def test_masks_say_what_decays_and_what_is_mirrored():
     start = jax.tree.map(lambda x: torch.nn.Parameter(torch.tensor(x)), weights())
     net = torch.nn.ParameterDict({"fc_w": start["fc"]["w"], "fc_b": start["fc"]["b"], "out": start["out"]})
-    optimizer = HORST(param_groups(net, weight_decay=0.1, alpha=5.0), lr=5e-3)
+    optimizer = HORST(param_groups(net, weight_decay=0.1, mirror="matrices"), lr=5e-3)
     for g in gradients(30):
         net["fc_w"].grad, net["fc_b"].grad, net["out"].grad = map(torch.tensor, (g["fc"]["w"], g["fc"]["b"], g["out"]))
         optimizer.step()
@@ -263,7 +267,9 @@ def test_the_mirror_step_follows_any_optimizer_as_compose_does():
     sgd = optax.chain(optax.sgd(1e-4, momentum=0.9), mirror_step(5.0))
     with enable_x64(True):
         actual, _ = run_optax(sgd, jnp.float64)
-        expected = run_torch(lambda p: compose(torch.optim.SGD(p, lr=1e-4, momentum=0.9), alpha=5.0), torch.float64)
+        expected = run_torch(
+            lambda p: with_mirror_step(torch.optim.SGD(p, lr=1e-4, momentum=0.9), alpha=5.0), torch.float64
+        )
         assert_close(actual, expected, rtol=1e-9, atol=1e-12)
         adam = optax.chain(optax.adam(1e-3), mirror_step(5.0, learning_rate=1e-3, weight_decay=0.1))
         assert_close(

@@ -62,7 +62,7 @@ def test_timms_groups_decay_and_matrices_are_mirrored():
 
 def test_what_is_mirrored_is_what_param_groups_mirrors():
     model = vit()
-    by_table = {row.name for row in param_groups(model, weight_decay=0.1, alpha=5.0).rows if row.mirror}
+    by_table = {row.name for row in param_groups(model, mirror="matrices").rows if row.mirror}
     optimizer = create_optimizer_v2(model, "horst", weight_decay=0.1)
     names = {id(p): name for name, p in model.named_parameters()}
     chosen = set()
@@ -135,14 +135,12 @@ def test_arguments_of_timms_script():
     parser.add_argument("--layer-decay", type=float, default=None)
     parser.add_argument("--opt-kwargs", nargs="*", default={}, action=ParseKwargs)
     parser.add_argument("--lr", type=float, default=None)
-    line = (
-        "--opt horst --lr 5e-3 --weight-decay 0.1 --opt-betas 0.9 0.95 --opt-kwargs alpha=7 beta=1e-2 max_exponent=0.1"
-    )
+    line = "--opt horst --lr 5e-3 --weight-decay 0.1 --opt-betas 0.9 0.95 --opt-kwargs alpha=7 beta=1e-2 l1=0.1"
     args = parser.parse_args(line.split())
     model = vit()
     optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=args), **args.opt_kwargs)
     group = optimizer.param_groups[1]
-    expected = {"lr": 5e-3, "alpha": 7, "beta": 1e-2, "betas": [0.9, 0.95], "max_exponent": 0.1, "weight_decay": 0.1}
+    expected = {"lr": 5e-3, "alpha": 7, "beta": 1e-2, "betas": [0.9, 0.95], "l1": 0.1, "weight_decay": 0.1}
     assert {key: group[key] for key in expected} == expected
     train(model, optimizer)
 

@@ -27,6 +27,10 @@ OPTIONS = {
     "betas_zero": PLAIN._replace(beta1=0.0, beta2=0.0),
     "ham": PLAIN._replace(alpha=20.0, beta=1e-3, max_exponent=5.0, along_gradient=True),
     "capturable": PLAIN._replace(capturable=True),
+    "l1": PLAIN._replace(l1=0.5),
+    "l1_adamw": PLAIN._replace(alpha=0.0, l1=0.5),
+    "l1_bounded": PLAIN._replace(alpha=50.0, beta=0.1, max_exponent=0.2, max_scale=0.1, l1=0.5),
+    "l1_capturable": PLAIN._replace(capturable=True, l1=0.5),
 }
 
 
@@ -46,7 +50,7 @@ def run(backend: str, dtype: torch.dtype, options: StepOptions, device: torch.de
     reference = ham_step_reference if options.along_gradient else horst_step_reference
     keywords = options._asdict()
     sign = -1.0 if keywords.pop("maximize") else 1.0
-    for name in ("along_gradient", "capturable", "stochastic_rounding"):
+    for name in ("along_gradient", "capturable", "stochastic_rounding", *(["l1"] if options.along_gradient else [])):
         del keywords[name]
     rows = list(zip(tensors.params, tensors.exp_avgs, tensors.exp_avg_sqs, strict=True))
     exact = [[t.double().clone() for t in row] for row in rows]
@@ -75,10 +79,13 @@ def test_backend_agrees_with_the_float64_reference(backend, name, device):
         torch.testing.assert_close(tensors.exp_avgs[i].double(), m, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(tensors.exp_avg_sqs[i].double(), v, rtol=1e-11, atol=1e-13)
     assert all(float(s) == 8.0 for s in tensors.steps)  # the empty one's too: another rank may hold its elements
+    for p, (theta, _, _) in zip(tensors.params, exact, strict=True):
+        assert torch.equal(p == 0, theta == 0)
+    assert any((p == 0).any() for p in tensors.params) == (OPTIONS[name].l1 > 0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["paper", "with_beta", "clamped", "bounded", "capturable"])
+@pytest.mark.parametrize("name", ["paper", "with_beta", "clamped", "bounded", "capturable", "l1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_is_at_most_twice_as_far_off_as_plain_pytorch(backend, name, dtype, device):
     tensors, exact, plain = run(backend, dtype, OPTIONS[name], device)
@@ -192,8 +199,9 @@ def test_mixed_dtypes_in_one_list(backend, device):
         assert (p == p[0]).all()
 
 
+@pytest.mark.parametrize("options", [PLAIN, OPTIONS["l1"]], ids=["plain", "l1"])
 @pytest.mark.parametrize("found", [1.0, 2.0])  # the scaler adds up what it found on each device
-def test_fused_skips_everything_when_the_scaler_found_inf(device, found):
+def test_fused_skips_everything_when_the_scaler_found_inf(device, found, options):
     tensors = make_tensors(torch.float32, device)
     empty = torch.zeros(0, device=device)
     tensors = StepTensors(
@@ -202,7 +210,7 @@ def test_fused_skips_everything_when_the_scaler_found_inf(device, found):
     before = [t.clone() for column in tensors for t in column]
     tensors = tensors._replace(grads=[torch.full_like(p, math.inf) for p in tensors.params])
     found_inf = torch.full((1,), found, device=device)
-    horst_step(tensors, PLAIN, "fused", found_inf=found_inf, grad_scale=torch.ones(1, device=device))
+    horst_step(tensors, options, "fused", found_inf=found_inf, grad_scale=torch.ones(1, device=device))
     after = [t for column in tensors._replace(grads=[torch.zeros_like(p) for p in tensors.params]) for t in column]
     for a, b in zip(before, after, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
@@ -224,14 +232,15 @@ def test_fused_divides_by_the_scale(device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("capturable", [False, True])
-def test_tensor_lr_equals_float_lr(backend, capturable, device):
+@pytest.mark.parametrize("l1", [0.0, 0.5])
+def test_tensor_lr_equals_float_lr(backend, capturable, l1, device):
     torch.manual_seed(0)
     a = make_tensors(torch.float64, device)
     torch.manual_seed(0)
     b = make_tensors(torch.float64, device)
     for _ in range(3):
         grads = [torch.randn_like(p) for p in a.params]
-        options = PLAIN._replace(capturable=capturable)
+        options = PLAIN._replace(capturable=capturable, l1=l1)
         horst_step(a._replace(grads=grads), options, backend)
         lr = torch.tensor(1e-2, dtype=torch.float64, device=device)
         horst_step(b._replace(grads=grads), options._replace(lr=lr), backend)
@@ -240,11 +249,12 @@ def test_tensor_lr_equals_float_lr(backend, capturable, device):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nan_stays_visible(backend, device):
+@pytest.mark.parametrize("changes", [{}, {"l1": 100.0}, {"l1": 100.0, "capturable": True}], ids=str)
+def test_nan_stays_visible(backend, changes, device):
     tensors = make_tensors(torch.float32, device, [(10,)])
     tensors.params[0][3] = math.nan
     tensors.grads[0][5] = math.nan
-    horst_step(tensors, PLAIN, backend)
+    horst_step(tensors, PLAIN._replace(**changes), backend)
     assert tensors.params[0].isnan().nonzero().flatten().tolist() == [3, 5]
 
 
@@ -284,6 +294,26 @@ def test_backends_agree_on_any_input(theta, g, lr, alpha, beta, weight_decay, ma
     for r in results:
         # theta and u may cancel in theta_half: the error is relative to the larger of them
         torch.testing.assert_close(r, exact, rtol=1e-9, atol=1e-12 * max(1.0, max(map(abs, theta))))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("l1", [0.0, 0.5])
+def test_masks_apply_after_the_threshold(backend, l1, device):
+    torch.manual_seed(0)
+    masked = make_tensors(torch.float32, device, [(300, 7)])
+    plain = StepTensors(*([t.clone() for t in column] for column in masked))
+    masks = [torch.rand(300, 7, device=device) < 0.5]
+    options = PLAIN._replace(l1=l1)
+    horst_step(masked, options, backend, masks=masks)
+    horst_step(plain, options, backend)
+    assert torch.equal(masked.params[0], plain.params[0] * masks[0])
+
+
+@pytest.mark.parametrize(("lr", "l1"), [(1e-2, -1.0), (math.nan, 1.0), (1e200, 1e200)])
+def test_a_threshold_that_is_no_number_is_refused(lr, l1):
+    tensors = make_tensors(torch.float32, torch.device("cpu"), [(3,)])
+    with pytest.raises(ValueError, match=r"lr \* l1 must be a number of at least 0, got .*Check lr and l1"):
+        horst_step(tensors, PLAIN._replace(lr=lr, l1=l1), "for-loop")
 
 
 def test_eager_backends_refuse_a_scaler():

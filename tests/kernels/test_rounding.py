@@ -47,8 +47,9 @@ def test_noise_depends_on_step_tensor_and_element():
     assert torch.corrcoef(torch.stack([low, high]))[0, 1].abs() < 5 / 64  # the two halves are used for two tensors
 
 
+@pytest.mark.parametrize("l1", [0.0, 2.0])
 @pytest.mark.parametrize("backend", ["foreach", "fused"])
-def test_backends_round_alike(backend, device):
+def test_backends_round_alike(backend, l1, device):
     torch.manual_seed(0)
     start = [torch.randn(s, device=device).bfloat16() for s in [(1500,), (7, 9), ()]]
     grads = [torch.randn_like(p) for p in start]
@@ -63,7 +64,7 @@ def test_backends_round_alike(backend, device):
             [torch.zeros((), device=device) for _ in params],
         )
         for _ in range(3):
-            horst_step(tensors, OPTIONS, which)
+            horst_step(tensors, OPTIONS._replace(l1=l1), which)
         return params + tensors.exp_avg_sqs
 
     expected, got = run("for-loop"), run(backend)
@@ -71,6 +72,18 @@ def test_backends_round_alike(backend, device):
     # float32 arithmetic differs in the last bit between backends, which flips a rounding now and then
     different = sum(int((a != b).sum()) for a, b in zip(expected, got, strict=True))
     assert different <= 2e-3 * total + 1, f"{different} of {total} differ"
+
+
+@pytest.mark.parametrize("backend", ["for-loop", "foreach", "fused"])
+def test_the_threshold_comes_before_the_one_rounding(backend, device):
+    start = (torch.randn(3000, device=device) * 0.05).bfloat16()
+    zeros = torch.zeros_like(start)
+    tensors = StepTensors([start.clone()], [zeros], [zeros.clone()], [zeros.clone()], [torch.zeros((), device=device)])
+    horst_step(tensors, OPTIONS._replace(l1=1.0), backend)  # a gradient of zero: the threshold of 0.01 alone
+    exact = start.float().sign() * (start.float().abs() - 0.01).clamp(min=0)
+    noise = rounding_noise(start.shape, torch.ones(()), 0, torch.device(device)) & 0xFFFF
+    assert torch.equal(tensors.params[0], stochastic_round(exact, noise))
+    assert (tensors.params[0] == 0).any()
 
 
 @pytest.mark.parametrize("backend", ["for-loop", "fused"])

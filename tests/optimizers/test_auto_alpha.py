@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from horst import HAM, HORST, compose, param_groups
+from horst import HAM, HORST, param_groups, with_mirror_step
 from horst.integrations.matrices import MatrixHORST
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
 from horst.lab.baselines.together import Together
-from horst.optimizers.auto_alpha import MAX_RATE, SPREAD, WANDER, root_mean_square, typical_width
+from horst.optimizers.auto_alpha import MAX_NOISE_IN_LOG, MAX_RATE, MAX_SCALE_PER_RMS, root_mean_square, typical_width
 from horst.optimizers.l1 import soft_threshold
 
 BETAS = (0.9, 0.95)  # short enough a memory for the largest rate
@@ -72,7 +72,7 @@ def test_a_weight_pushed_outwards_grows_in_a_line_and_not_exponentially():
         return p.max().item()
 
     assert push(alpha=60.0) > 1e20
-    rate = 1e-3 + MAX_RATE * SPREAD * 0.02
+    rate = 1e-3 + MAX_RATE * MAX_SCALE_PER_RMS * 0.02
     assert 0.02 + 0.5 * 1000 * rate < push(alpha="auto") < 0.02 + 1000 * rate
 
 
@@ -92,7 +92,7 @@ def test_weights_that_come_back_from_silence_are_not_thrown_out():
 
     adamw = first_steps(alpha=0.0)
     assert first_steps(alpha=50.0) > 5 * adamw
-    assert first_steps(alpha="auto") < math.exp(10 * WANDER * math.sqrt(1e-3)) * adamw
+    assert first_steps(alpha="auto") < math.exp(10 * MAX_NOISE_IN_LOG * math.sqrt(1e-3)) * adamw
 
 
 def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
@@ -101,26 +101,28 @@ def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     (group,) = optimizer.param_groups
     assert group["alpha"] == MAX_RATE / 2e-3
     assert group["max_exponent"] == MAX_RATE
-    assert group["max_scale"] == pytest.approx(SPREAD * size(net))
-    groups = param_groups(net, weight_decay=0.1, alpha="auto")
+    assert group["max_scale"] == pytest.approx(MAX_SCALE_PER_RMS * size(net))
+    groups = param_groups(net, weight_decay=0.1, alpha="auto", mirror="matrices")
     groups[0]["lr"] = 1e-2
     resolved = HORST(groups, lr=torch.tensor(1e-3), betas=BETAS).param_groups
     assert [g["alpha"] for g in resolved] == [pytest.approx(MAX_RATE / 1e-2), 0.0]
-    assert resolved[0]["max_scale"] == pytest.approx(SPREAD * size(net))
+    assert resolved[0]["max_scale"] == pytest.approx(MAX_SCALE_PER_RMS * size(net))
     assert resolved[1]["max_scale"] is None
-    assert HORST(net.parameters(), alpha="auto", max_scale=0.5).param_groups[0]["max_scale"] == 0.5
+    own = {"params": list(net.parameters()), "max_scale": 0.5}
+    assert HORST([own], alpha="auto").param_groups[0]["max_scale"] == 0.5
     assert root_mean_square([torch.full((3,), 2.0)]) == 2.0
 
 
-def mirrored(params, lr, **options):
-    return HORST(params, lr=lr, betas=BETAS, **options)
+def mirrored(params, lr, bounds=None, **options):
+    return HORST([{"params": list(params), **(bounds or {})}], lr=lr, betas=BETAS, **options)
 
 
-def composed(params, lr, **options):
-    return compose(torch.optim.AdamW(params, lr=lr, betas=BETAS), **options)
+def with_adamw(params, lr, bounds=None, **options):
+    base = torch.optim.AdamW([{"params": list(params), **(bounds or {})}], lr=lr, betas=BETAS)
+    return with_mirror_step(base, **options)
 
 
-BOTH = pytest.mark.parametrize(("make", "prefix"), [(mirrored, ""), (composed, "mirror_")])
+BOTH = pytest.mark.parametrize(("make", "prefix"), [(mirrored, ""), (with_adamw, "mirror_")])
 
 
 @BOTH
@@ -138,7 +140,7 @@ def test_a_learning_rate_that_is_large_beside_the_weights_is_held(make, prefix):
         return p.detach(), optimizer.param_groups[0]
 
     with pytest.warns(
-        UserWarning, match=r"lr=0.05 is more than 0.1 times .* takes it as 0.002. To use all of it, give"
+        UserWarning, match=r"lr=0.05 is more than 0.1 times .* clips it to 0.002. To use all of it, give"
     ):
         held, group = train(0.05, "auto")
     exactly, at_the_bound = train(0.1 * root_mean_square([start]), "auto")
@@ -146,7 +148,7 @@ def test_a_learning_rate_that_is_large_beside_the_weights_is_held(make, prefix):
     options = [prefix + name for name in ("alpha", "max_exponent", "max_scale", "max_step")]
     assert [group[option] for option in options] == [at_the_bound[option] for option in options]
     assert group[prefix + "max_step"] == pytest.approx(0.002)
-    free, group = train(0.05, "auto", max_step=0.05)  # silent: warnings are errors here
+    free, group = train(0.05, "auto", bounds={"max_step": 0.05})  # silent: warnings are errors here
     assert group[prefix + "max_step"] == 0.05
     assert group[prefix + "alpha"] * 0.05 == pytest.approx(MAX_RATE)
     assert free.max() < held.min()
@@ -169,12 +171,13 @@ def test_a_bounded_learning_rate_is_the_smaller_of_the_two_in_every_part_of_the_
             optimizer.step()
         return p.detach()
 
-    torch.testing.assert_close(train(lr, max_step=bound), train(min(lr, bound)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(train(lr, bounds={"max_step": bound}), train(min(lr, bound)), rtol=1e-12, atol=0)
 
 
 def test_the_soft_threshold_follows_the_bounded_learning_rate_and_unmirrored_tensors_the_given_one():
     weight, bias = nn.Parameter(torch.full((4, 4), 0.02)), nn.Parameter(torch.full((4,), 0.02))
-    optimizer = MatrixHORST([weight, bias], lr=0.1, weight_decay=0.0, alpha=1.0, max_step=1e-3, l1=1.0)
+    group = {"params": [weight, bias], "max_step": 1e-3}
+    optimizer = MatrixHORST([group], lr=0.1, weight_decay=0.0, alpha=1.0, l1=1.0)
     weight.grad, bias.grad = torch.zeros(4, 4), torch.ones(4)
     optimizer.step()
     torch.testing.assert_close(weight.detach(), torch.full((4, 4), 0.019))
@@ -186,7 +189,7 @@ def test_a_compiled_step_holds_the_learning_rate_too(backend):
     def train(compiled: bool) -> torch.Tensor:
         p = nn.Parameter(torch.full((8, 8), 0.02))
         lr = torch.tensor(0.05)
-        optimizer = HORST([p], lr=lr, betas=BETAS, alpha="auto", max_step=2e-3, **backend)
+        optimizer = HORST([{"params": [p], "max_step": 2e-3}], lr=lr, betas=BETAS, alpha="auto", **backend)
         step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
         for rate in (0.05, 1e-3, 1e-2):
             lr.fill_(rate)
@@ -225,26 +228,26 @@ def test_wide_models_get_a_smaller_rate(width, rate):
     (group,) = HORST(net.parameters(), lr=1e-4, alpha="auto", betas=BETAS).param_groups
     assert group["alpha"] == pytest.approx(rate / 1e-4)
     assert group["max_exponent"] == pytest.approx(rate)
-    assert group["max_scale"] == pytest.approx(SPREAD * size(net), rel=1e-4)
+    assert group["max_scale"] == pytest.approx(MAX_SCALE_PER_RMS * size(net), rel=1e-4)
 
 
 @pytest.mark.parametrize(("beta2", "rate"), [(0.0, MAX_RATE), (0.99, 0.05), (0.999, 0.0158), (0.9999, 0.005)])
 def test_a_long_memory_of_squared_gradients_gets_a_smaller_rate(beta2, rate):
     (group,) = HORST(model().parameters(), lr=1e-4, alpha="auto", betas=(0.9, beta2)).param_groups
     assert group["alpha"] * 1e-4 == pytest.approx(rate, rel=2e-3)
-    assert group["max_exponent"] == pytest.approx(min(MAX_RATE, WANDER * math.sqrt(1 - beta2)))
+    assert group["max_exponent"] == pytest.approx(min(MAX_RATE, MAX_NOISE_IN_LOG * math.sqrt(1 - beta2)))
 
 
 def test_each_group_has_the_rate_of_its_own_memory_and_an_optimizer_without_one_the_largest():
     net = model()
     groups = [{"params": [net[0].weight]}, {"params": [net[2].weight], "betas": BETAS}]
     short, long = (HORST(groups, lr=1e-3, alpha="auto").param_groups[i]["alpha"] for i in (1, 0))
-    assert long == pytest.approx(WANDER * math.sqrt(1e-3) / 1e-3)
+    assert long == pytest.approx(MAX_NOISE_IN_LOG * math.sqrt(1e-3) / 1e-3)
     assert short == pytest.approx(MAX_RATE / 1e-3)
     muon = torch.optim.Muon([nn.Parameter(torch.ones(4, 4))], lr=1e-3, adjust_lr_fn="match_rms_adamw")
-    assert compose(muon, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(short)
+    assert with_mirror_step(muon, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(short)
     adamw = torch.optim.AdamW(model().parameters(), lr=1e-3)
-    assert compose(adamw, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(long)
+    assert with_mirror_step(adamw, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(long)
 
 
 def test_the_width_is_the_shorter_side_and_survives_odd_shapes():
@@ -263,7 +266,7 @@ def test_a_group_added_later_is_resolved_by_its_own_weights():
     optimizer = HORST(first.parameters(), lr=1e-3, alpha="auto", betas=BETAS)
     optimizer.add_param_group({"params": list(second.parameters()), "lr": 1e-4})
     assert optimizer.param_groups[1]["alpha"] == pytest.approx(MAX_RATE / 1e-4)
-    assert optimizer.param_groups[1]["max_scale"] == pytest.approx(SPREAD * size(second))
+    assert optimizer.param_groups[1]["max_scale"] == pytest.approx(MAX_SCALE_PER_RMS * size(second))
     with pytest.raises(ValueError, match="lr is 0"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], "lr": 0.0})
     assert len(optimizer.param_groups) == 2
@@ -286,11 +289,11 @@ def test_a_schedule_scales_both_steps_and_a_checkpoint_keeps_the_choice():
     assert resumed.param_groups[0]["max_scale"] == kept
 
 
-def test_compose_with_auto_is_horst_with_auto():
+def test_adamw_with_a_mirror_step_and_auto_is_horst_with_auto():
     nets = [model().double() for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     groups = [param_groups(net, weight_decay=0.1, alpha="auto", mirror="all") for net in nets]
-    optimizers = [HORST(groups[0], lr=1e-2), compose(torch.optim.AdamW(groups[1], lr=1e-2))]
+    optimizers = [HORST(groups[0], lr=1e-2), with_mirror_step(torch.optim.AdamW(groups[1], lr=1e-2))]
     for _ in range(50):
         x = torch.randn(16, 6, dtype=torch.float64)
         for net, optimizer in zip(nets, optimizers, strict=True):
@@ -309,13 +312,13 @@ def test_compose_with_auto_is_horst_with_auto():
         (lambda: HORST(model().to("meta").parameters(), alpha="auto"), "meta device"),
         (lambda: HORST([nn.Parameter(torch.zeros(2, 2))], alpha="auto"), "root mean square is 0"),
         (lambda: HORST(model().parameters(), alpha="automatic"), "'auto', got 'automatic'"),
-        (lambda: HORST(model().parameters(), max_scale=0.0), "max_scale must be above 0"),
-        (lambda: HORST(model().parameters(), max_scale=math.nan), "max_scale must be a number"),
-        (lambda: HORST(model().parameters(), max_step=0.0), "max_step must be above 0"),
-        (lambda: composed(model().parameters(), 1e-3, max_step=-1), "max_step must be a number"),
+        (lambda: mirrored(model().parameters(), 1e-3, {"max_scale": 0.0}), "max_scale must be above 0"),
+        (lambda: mirrored(model().parameters(), 1e-3, {"max_scale": math.nan}), "max_scale must be a number"),
+        (lambda: mirrored(model().parameters(), 1e-3, {"max_step": 0.0}), "max_step must be above 0"),
+        (lambda: with_adamw(model().parameters(), 1e-3, {"max_step": -1}), "max_step must be a number"),
         (lambda: param_groups(model(), weight_decay=0.0, alpha="Auto"), "'auto', got 'Auto'"),
         (lambda: HAM(model().parameters(), alpha="auto"), "HAM's mirror step goes along the raw gradient"),
-        (lambda: compose(torch.optim.SGD(model().parameters(), lr=0.1), alpha="auto"), "SGD is not known to"),
+        (lambda: with_mirror_step(torch.optim.SGD(model().parameters(), lr=0.1), alpha="auto"), "SGD is not known to"),
     ],
 )
 def test_what_auto_cannot_know_is_refused(make, error):
@@ -353,7 +356,7 @@ def test_a_learning_rate_above_the_one_it_was_built_for_warns_once(make, prefix)
 
     optimizer = make([weight], 1e-3, alpha="auto")
     state = torch.optim.AdamW([weight], lr=1e-2).state_dict()
-    said = rf"has lr=0.01, which counts as {prefix}max_step=0.00\d+: alpha \* lr is"
+    said = rf"has lr=0.01, clipped to {prefix}max_step=0.00\d+: alpha \* lr is"
     with pytest.warns(UserWarning, match=said) as told:
         optimizer.load_state_dict(state)
     assert [warning.filename for warning in told] == [__file__]
@@ -367,9 +370,9 @@ def test_a_learning_rate_that_is_clipped_later_is_told_and_one_that_was_from_the
     weight.grad = torch.ones_like(weight)
     optimizer = make([weight], 0.0019, alpha="auto")  # just below the bound
     optimizer.param_groups[0]["lr"] = 0.05
-    with pytest.warns(UserWarning, match="it now has lr=0.05, which counts as"):
+    with pytest.warns(UserWarning, match="it now has lr=0.05, clipped to"):
         optimizer.step()
-    with pytest.warns(UserWarning, match="takes it as 0.00") as told:
+    with pytest.warns(UserWarning, match="clips it to 0.00") as told:
         optimizer = make([weight], 0.01, alpha="auto")
     assert [warning.filename for warning in told] == [__file__]
     optimizer.param_groups[0]["lr"] = 0.05
@@ -379,11 +382,11 @@ def test_a_learning_rate_that_is_clipped_later_is_told_and_one_that_was_from_the
 def test_groups_that_are_clipped_are_told_of_once_and_an_error_leaves_no_group_behind():
     weights = [nn.Parameter(torch.full((8, 8), 0.02)) for _ in range(3)]
     groups = [{"params": [p], "lr": lr} for p, lr in zip(weights, (1e-2, 5e-3, 1e-3), strict=True)]
-    with pytest.warns(UserWarning, match=r"lr=0.01 is more than .* give max_step=0.01") as told:
+    with pytest.warns(UserWarning, match=r"lr=0.01 is more than .* groups max_step=0.01") as told:
         optimizer = HORST(groups, betas=BETAS, alpha="auto")
     assert len(told) == 1
     assert [group["max_step"] for group in optimizer.param_groups] == pytest.approx([0.002] * 3)
-    with pytest.raises(UserWarning, match="takes it as"):  # warnings are errors here
+    with pytest.raises(UserWarning, match="clips it to"):  # warnings are errors here
         optimizer.add_param_group({"params": [nn.Parameter(torch.full((8, 8), 0.02))], "lr": 0.1})
     assert len(optimizer.param_groups) == 3
 
@@ -391,14 +394,14 @@ def test_groups_that_are_clipped_are_told_of_once_and_an_error_leaves_no_group_b
 def test_a_bounded_learning_rate_is_the_one_whose_product_is_warned_of():
     p = nn.Parameter(torch.ones(4, 4))
     p.grad = torch.ones(4, 4)
-    HORST([p], lr=1.0, alpha=5.0, max_step=1e-3).step()  # silent: the product is 0.005
+    mirrored([p], 1.0, {"max_step": 1e-3}, alpha=5.0).step()  # silent: the product is 0.005
     with pytest.warns(UserWarning, match=r"alpha \* lr is 5"):
         HORST([p], lr=1.0, alpha=5.0).step()
 
 
 def test_a_closure_sees_the_learning_rate_that_was_given_and_may_schedule_it():
     weight = nn.Parameter(torch.full((8, 8), 0.02))
-    optimizer = composed([weight], 0.01, alpha=5.0, max_step=1e-3)
+    optimizer = with_adamw([weight], 0.01, {"max_step": 1e-3}, alpha=5.0)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     seen = []
 
@@ -417,10 +420,10 @@ def test_a_closure_sees_the_learning_rate_that_was_given_and_may_schedule_it():
     assert weight.max() > 0.017  # two steps of 1e-3
 
 
-def test_a_soft_threshold_after_a_composed_step_follows_its_bound():
+def test_a_soft_threshold_after_a_mirror_step_follows_its_bound():
     weight = nn.Parameter(torch.full((8, 8), 0.02))
-    base = torch.optim.AdamW([{"params": [weight], "l1": 1.0}], lr=0.01, weight_decay=0.0)
-    optimizer = compose(base, alpha=5.0, max_step=0.002)
+    base = torch.optim.AdamW([{"params": [weight], "l1": 1.0, "max_step": 0.002}], lr=0.01, weight_decay=0.0)
+    optimizer = with_mirror_step(base, alpha=5.0)
     soft_threshold(optimizer)
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
@@ -430,7 +433,8 @@ def test_a_soft_threshold_after_a_composed_step_follows_its_bound():
 def test_a_bound_that_was_given_survives_a_state_of_adamw_with_our_groups():
     net = model()
     adamw = torch.optim.AdamW(param_groups(net, weight_decay=0.1, alpha=5.0), lr=1e-3)
-    optimizer = HORST(param_groups(net, weight_decay=0.1, alpha=5.0), lr=1e-3, max_step=5e-4)
+    groups = param_groups(net, weight_decay=0.1, alpha=5.0)
+    optimizer = HORST([{**group, "max_step": 5e-4} for group in groups], lr=1e-3)
     optimizer.load_state_dict(adamw.state_dict())
     assert {group["max_step"] for group in optimizer.param_groups} == {5e-4}
 

@@ -18,8 +18,8 @@ def test_a_compiled_step_gives_the_same_numbers(cls, foreach, device):
     torch._dynamo.reset()
     shapes = [(9, 5), (300,), ()]
     a, b = params_like(shapes, device), params_like(shapes, device)
-    options = {"lr": 1e-2, "beta": 0.1, "alpha": 5.0, "max_exponent": 0.5, "foreach": foreach}
-    eager, compiled = cls(a, **options), cls(b, **options)
+    options = {"lr": 1e-2, "beta": 0.1, "alpha": 5.0, "foreach": foreach}
+    eager, compiled = (cls([{"params": params, "max_exponent": 0.5}], **options) for params in (a, b))
     step = torch.compile(compiled.step, fullgraph=False)
     for _ in range(5):
         for p, q in zip(a, b, strict=True):

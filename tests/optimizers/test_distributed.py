@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from horst import HAM, HORST, compose
+from horst import HAM, HORST, with_mirror_step
 from horst.optimizers.l1 import soft_threshold
 
 MAKE = {
@@ -26,7 +26,7 @@ MAKE = {
     "horst_l1": lambda p: HORST(p, lr=1e-2, l1=0.5),
     "ham": lambda p: HAM(p, lr=1e-2, alpha=20.0),
     "adamw_soft_threshold": lambda p: _soft_thresholded(torch.optim.AdamW([{"params": p, "l1": 0.5}], lr=1e-2)),
-    "composed_adamw": lambda p: compose(torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
+    "adamw_with_mirror_step": lambda p: with_mirror_step(torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1)),
 }
 
 

@@ -1,6 +1,7 @@
 """HORST and HAM as drop-ins for torch.optim.AdamW."""
 
 import copy
+import inspect
 import math
 import warnings
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from horst import HAM, HORST
+from horst.integrations.matrices import MatrixHORST
 from horst.kernels.cache_blocking import PIECE
 
 
@@ -232,7 +234,7 @@ def test_unstable_alpha_warns_once():
     (p,) = params_like([(3,)])
     optimizer = HORST([p], lr=5e-3, alpha=200.0)
     p.grad = torch.ones_like(p)
-    with pytest.warns(UserWarning, match=r"alpha \* lr is 1.*max_exponent"):
+    with pytest.warns(UserWarning, match=r"alpha \* lr is 1.*Lower alpha or lr"):
         optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -242,14 +244,14 @@ def test_unstable_alpha_warns_once():
 @pytest.mark.parametrize("bound", [{"max_exponent": 0.1}, {"max_exponent": 0.5}, {"max_scale": 1.0}], ids=str)
 def test_a_bounded_step_does_not_warn(bound):
     (p,) = params_like([(3,)])
-    optimizer = HORST([p], lr=5e-3, alpha=200.0, **bound)
+    optimizer = HORST([{"params": [p], **bound}], lr=5e-3, alpha=200.0)
     p.grad = torch.ones_like(p)
     optimizer.step()  # warnings are errors
 
 
 def test_a_bound_that_allows_a_large_step_warns_of_that_step():
     (p,) = params_like([(3,)])
-    optimizer = HORST([p], lr=5e-3, alpha=400.0, max_exponent=0.75)
+    optimizer = HORST([{"params": [p], "max_exponent": 0.75}], lr=5e-3, alpha=400.0)
     p.grad = torch.ones_like(p)
     with pytest.warns(UserWarning, match=r"alpha \* lr is 2: one step .* exp\(0.75\)"):
         optimizer.step()
@@ -264,7 +266,7 @@ BAD = [
     ({"alpha": True}, TypeError, "alpha"),
     ({"beta": -1e-3}, ValueError, "beta must be.*betas"),
     ({"beta": (0.9, 0.999)}, TypeError, "the argument is betas"),
-    ({"l1": -0.1}, ValueError, "l1 must be a number of at least 0, got -0.1; use 0 for no penalty"),
+    ({"l1": -0.1}, ValueError, "l1 must be a number of at least 0, got -0.1; use 0 to leave it out"),
     ({"l1": math.inf}, ValueError, "l1 must be a number of at least 0, got inf"),
     ({"l1": math.nan}, ValueError, "l1"),
     ({"l1": None}, TypeError, "l1 must be a number of at least 0, got None"),
@@ -293,7 +295,30 @@ BAD = [
 @pytest.mark.parametrize("cls", [HORST, HAM])
 def test_bad_options_say_what_is_wrong(cls, options, error, text):
     with pytest.raises(error, match=text):
-        cls(params_like([(3,)]), **options)
+        cls([{"params": params_like([(3,)]), **options}])
+    if options.keys() <= inspect.signature(cls).parameters.keys():
+        with pytest.raises(error, match=text):
+            cls(params_like([(3,)]), **options)
+
+
+def test_the_arguments_are_adamws_and_what_the_step_adds():
+    shared = ["params", "lr", "betas", "eps", "weight_decay"]
+    backends = ["maximize", "foreach", "fused", "capturable", "stochastic_rounding"]
+    assert list(inspect.signature(HORST).parameters) == [*shared, "alpha", "beta", "l1", *backends]
+    assert list(inspect.signature(HAM).parameters) == [*shared, "alpha", "beta", "max_exponent", *backends]
+
+
+@pytest.mark.parametrize("cls", [HORST, HAM, MatrixHORST])
+@pytest.mark.parametrize("source", ["itself", "adamw"])
+def test_a_load_leaves_the_options_of_the_groups_and_new_groups_alike(cls, source):
+    a, b = params_like([(3, 3), (4, 4)])
+    optimizer = cls([a], lr=1e-2)
+    before = set(optimizer.param_groups[0])
+    state = (cls if source == "itself" else torch.optim.AdamW)([a], lr=1e-3).state_dict()
+    optimizer.load_state_dict(state)
+    optimizer.add_param_group({"params": [b]})
+    assert [set(group) for group in optimizer.param_groups] == [before, before]
+    assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
 def test_a_bad_group_changes_nothing():

@@ -1,4 +1,4 @@
-"""The option l1 of HORST and HAM: the soft threshold after every step, on every backend."""
+"""The option l1 of HORST: a soft threshold at the end of every step, on every backend; and the hook for others."""
 
 import copy
 import io
@@ -11,13 +11,11 @@ from hypothesis import given
 from torch import nn
 from torch.testing import assert_close
 
-from horst import HAM, HORST, compose
+from horst import HAM, HORST, with_mirror_step
 from horst.integrations.matrices import MatrixHORST
-from horst.kernels.horst_step import StepOptions, StepTensors, ham_step_reference, horst_step, horst_step_reference
-from horst.kernels.soft_threshold import soft_threshold_
+from horst.kernels.horst_step import StepOptions, StepTensors, eager, horst_step, horst_step_reference
 from horst.lab.baselines.penalize_l1 import penalize_l1
 from horst.lab.baselines.together import Together
-from horst.optimizers import mirrored_adam
 from horst.optimizers.l1 import soft_threshold
 
 SHAPES = [(9, 5), (13,), (), (0, 3), (2, 3, 4)]
@@ -45,10 +43,13 @@ def give_gradients(columns, k):
 
 
 class Reference:
-    """The formula, in float64: the step of the paper, then the threshold at this step's rate."""
+    """The formula, in float64: the step of the paper, then the threshold at this step's rate.
 
-    def __init__(self, cls, params, l1):
-        self.cls, self.l1, self.params = cls, l1, params
+    Tensors of fewer than ``min_dims`` dimensions get AdamW's step.
+    """
+
+    def __init__(self, params, l1, min_dims=0):
+        self.l1, self.params, self.min_dims = l1, params, min_dims
         self.theta = [p.detach().double().cpu() for p in params]
         self.m, self.v = ([torch.zeros_like(t) for t in self.theta] for _ in range(2))
         self.steps = [0] * len(params)
@@ -58,25 +59,26 @@ class Reference:
             if p.grad is None:
                 continue
             self.steps[i] += 1
-            one_step = horst_step_reference if self.cls is HORST else ham_step_reference
-            mirrored = self.cls is HORST or p.ndim >= 2
-            theta, self.m[i], self.v[i] = one_step(
+            on = p.ndim >= self.min_dims
+            theta, self.m[i], self.v[i] = horst_step_reference(
                 self.theta[i], p.grad.double().cpu(), self.m[i], self.v[i], self.steps[i], lr=lr, beta1=0.9,
-                beta2=0.999, eps=1e-8, weight_decay=0.1, alpha=5.0 * mirrored, beta=0.2 * mirrored,
+                beta2=0.999, eps=1e-8, weight_decay=0.1, alpha=5.0 * on, beta=0.2 * on,
             )  # fmt: skip
-            self.theta[i] = shrunk(theta, lr * self.l1)
+            self.theta[i] = shrunk(theta, lr * self.l1 * on)
 
 
 @pytest.mark.parametrize("rate", ["number", "tensor", "capturable"])
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
-@pytest.mark.parametrize("cls", [HORST, HAM])
-def test_every_backend_takes_the_step_and_then_the_threshold_of_the_groups_current_rate(cls, backend, rate, device):
+@pytest.mark.parametrize(("cls", "min_dims"), [(HORST, 0), (MatrixHORST, 2)])
+def test_every_backend_takes_the_step_and_then_the_threshold_of_the_groups_current_rate(
+    cls, min_dims, backend, rate, device
+):
     a, b = (weights_like(SHAPES, torch.float64, device) for _ in range(2))
     lr = 0.02 if rate == "number" else torch.tensor(0.02, dtype=torch.float64, device=device)
     options = {"weight_decay": 0.1, "alpha": 5.0, "beta": 0.2, "capturable": rate == "capturable", **backend}
     optimizer = cls([{"params": a, "l1": 0.7}, {"params": b}], lr=lr, **options)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    with_l1, without = Reference(cls, a, 0.7), Reference(cls, b, 0.0)
+    with_l1, without = Reference(a, 0.7, min_dims), Reference(b, 0.0, min_dims)
     for k in range(5):
         give_gradients([a, b], k)
         with_l1.step(0.02 * 0.5**k)
@@ -111,7 +113,7 @@ def test_zero_is_the_step_bit_for_bit_and_more_takes_the_threshold_off_it(foreac
 
 
 def test_without_l1_the_threshold_is_not_even_called(monkeypatch):
-    monkeypatch.setattr(mirrored_adam, "soft_threshold_", lambda *a, **k: pytest.fail("called"))
+    monkeypatch.setattr(eager, "soft_threshold_", lambda *a, **k: pytest.fail("called"))
     params = weights_like(SHAPES)
     optimizer = HORST(params, lr=0.1)
     give_gradients([params], 0)
@@ -131,8 +133,15 @@ def test_nothing_reads_a_devices_memory_on_the_host(foreach, dtype):
     for p in params:
         p.grad = torch.empty_like(p)
     optimizer.step()
-    with torch.no_grad():
-        soft_threshold_(params, lr, found_inf=torch.zeros(1, device="meta"))
+    shrink_after_a_scaled_step(params, lr, torch.zeros(1, device="meta"))
+
+
+def shrink_after_a_scaled_step(params, lr, found_inf):
+    """The hook alone, as after a fused step under GradScaler."""
+    optimizer = torch.optim.SGD([{"params": params, "l1": 0.5}], lr=0.1)
+    handle = soft_threshold(optimizer)
+    optimizer.param_groups[0]["lr"], optimizer.found_inf = lr, found_inf
+    optimizer._optimizer_step_post_hooks[handle.id](optimizer, (), {})
 
 
 def test_where_a_trainer_makes_the_groups_norms_and_biases_do_not_shrink():
@@ -151,7 +160,7 @@ def test_a_threshold_that_a_schedule_has_spoilt_is_told(name, value):
     optimizer = HORST([weight], lr=1e-2, l1=1.0)
     weight.grad = torch.zeros(3)
     optimizer.param_groups[0][name] = value
-    with pytest.raises(ValueError, match="the threshold lr \\* l1 must be a number of at least 0, got"):
+    with pytest.raises(ValueError, match="lr \\* l1 must be a number of at least 0, got"):
         optimizer.step()
 
 
@@ -159,8 +168,8 @@ def test_a_threshold_that_a_schedule_has_spoilt_is_told(name, value):
 def test_a_step_that_the_scaler_skips_shrinks_nothing(found):
     (p,) = weights_like([(20,)])
     before = p.detach().clone()
-    with torch.no_grad():
-        soft_threshold_([p], torch.tensor([0.05]), found_inf=torch.tensor([found]))
+    p.grad = torch.zeros_like(p)
+    shrink_after_a_scaled_step([p], torch.tensor([0.1]), torch.tensor([found]))
     assert_close(p.detach(), before if found else shrunk(before, 0.05), rtol=0, atol=0)
 
 
@@ -220,8 +229,10 @@ def test_rounding_to_nearest_loses_the_threshold_of_large_weights_and_keeps_it_o
 def test_half_precision_is_shrunk_in_float32_and_rounded_once(dtype):
     (p,) = weights_like([(300,)], dtype)
     before = p.detach().clone()
-    with torch.no_grad():
-        soft_threshold_([p], 0.0123)
+    p.grad = torch.zeros_like(p)
+    optimizer = torch.optim.SGD([{"params": [p], "l1": 0.0123}], lr=1.0)
+    soft_threshold(optimizer)
+    optimizer.step()
     assert_close(p.detach(), shrunk(before.double(), 0.0123).to(dtype), rtol=0, atol=0)
 
 
@@ -289,8 +300,7 @@ def test_states_from_before_the_option_load():
         assert asked.param_groups[0]["l1"] == 0.3
 
 
-@pytest.mark.parametrize("cls", [HORST, HAM])
-@pytest.mark.parametrize("option", ["l1", "max_scale"])
+@pytest.mark.parametrize(("cls", "option"), [(HORST, "l1"), (HORST, "max_scale"), (HAM, "max_scale")])
 def test_a_pickle_from_before_an_option_steps(cls, option):
     (p,) = weights_like([(4, 2)])
     optimizer = cls([p])
@@ -348,8 +358,8 @@ def test_a_compiled_step_with_a_rate_that_is_a_number():
 @pytest.mark.parametrize("hook", [soft_threshold, penalize_l1])
 def test_hooks_refuse_an_optimizer_with_a_threshold_of_its_own(hook):
     a, b = weights_like([(4, 3), (3,)])
-    for optimizer in (HORST([a]), HAM([a]), Together(torch.optim.AdamW([b]), HORST([a]))):
-        with pytest.raises(ValueError, match=r"(HORST|HAM) shrinks .* itself.*Leave (soft_threshold|penalize_l1) out"):
+    for optimizer in (HORST([a]), Together(torch.optim.AdamW([b]), HORST([a]))):
+        with pytest.raises(ValueError, match=r"HORST shrinks .* itself.*Leave (soft_threshold|penalize_l1) out"):
             hook(optimizer)
     other = torch.optim.SGD([{"params": [b], "l1": 0.5}], lr=0.1)
     hook(other)
@@ -362,10 +372,21 @@ def test_hooks_refuse_an_optimizer_with_a_threshold_of_its_own(hook):
     assert_close(b.detach(), expected)
 
 
-def test_groups_with_l1_under_compose_are_shrunk_by_soft_threshold_as_by_horst():
+def test_ham_has_no_l1_and_takes_the_hook_as_others_do():
+    (a,), (b,) = weights_like([(4, 3)]), weights_like([(4, 3)])
+    plain, hooked = (HAM([{"params": [p], "l1": 0.5}], lr=0.1) for p in (a, b))
+    soft_threshold(hooked)
+    give_gradients([[a], [b]], 0)
+    plain.step()
+    hooked.step()
+    assert not (a == 0).any()
+    assert_close(b.detach(), shrunk(a.detach(), 0.05), rtol=0, atol=0)
+
+
+def test_groups_with_l1_and_a_mirror_step_are_shrunk_by_soft_threshold_as_by_horst():
     a, b = weights_like(SHAPES, torch.float64), weights_like(SHAPES, torch.float64)
     ours = HORST([{"params": a, "l1": 0.7}], lr=1e-2, weight_decay=0.1)
-    theirs = compose(torch.optim.AdamW([{"params": b, "l1": 0.7}], lr=1e-2, weight_decay=0.1))
+    theirs = with_mirror_step(torch.optim.AdamW([{"params": b, "l1": 0.7}], lr=1e-2, weight_decay=0.1))
     soft_threshold(theirs)
     for k in range(4):
         give_gradients([a, b], k)

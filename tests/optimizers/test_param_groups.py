@@ -80,9 +80,24 @@ def rule(model, **options):
     return {r.name for r in rows if r.decay}, {r.name for r in rows if r.mirror}
 
 
-def test_default_mirrors_tensors_of_two_or_more_dimensions(gpt2, deit):
+def test_the_model_alone_gets_horsts_own_defaults(gpt2):
+    groups = HORST(param_groups(gpt2)).param_groups
+    options = ("alpha", "beta", "l1")
+    own = HORST(gpt2.parameters()).param_groups[0]
+    for group in groups:
+        assert {name: group[name] for name in options} == {name: own[name] for name in options}
+    assert {group["weight_decay"] for group in groups} == {own["weight_decay"], 0.0}
+
+
+def test_default_mirrors_everything_as_the_class_does(gpt2, deit):
     for model in (gpt2, deit):
         _, mirrored = rule(model)
+        assert mirrored == {n for n, _ in model.named_parameters()}
+
+
+def test_matrices_are_tensors_of_two_or_more_dimensions(gpt2, deit):
+    for model in (gpt2, deit):
+        _, mirrored = rule(model, mirror="matrices")
         assert mirrored == {n for n, p in model.named_parameters() if p.ndim >= 2}
 
 
@@ -168,9 +183,9 @@ def test_the_table_counts_every_parameter(deit):
         ({"mirror": "blocks"}, ValueError, "no repeated blocks"),
         ({"l1": 0.03}, ValueError, r"l1=0.03 found no repeated blocks in Linear.*Leave l1 out, and set group\['l1'\]"),
         ({"l1": 0.03, "mirror": "blocks"}, ValueError, r"mirror='blocks' found no.*Use mirror='matrices'.*Leave l1"),
-        ({"l1": -0.1}, ValueError, "l1 must be a number of at least 0, got -0.1; use 0 for no penalty"),
+        ({"l1": -0.1}, ValueError, "l1 must be a number of at least 0, got -0.1; use 0 to leave it out"),
         ({"no_decay": "embedding"}, TypeError, r"write \['embedding'\]"),
-        ({"no_mirror": ["heads"]}, ValueError, "'heads', which is no kind"),
+        ({"no_mirror": ["heads"]}, ValueError, "'heads', which is neither a kind"),
         ({"alpha": -1.0}, ValueError, "alpha"),
         ({"weight_decay": "0.1"}, TypeError, "weight_decay"),
     ],

@@ -24,14 +24,14 @@ def horst(args: TrainingArguments, **options: Any) -> tuple[type[MatrixHORST], d
     """HORST for ``Trainer(..., optimizer_cls_and_kwargs=...)``, with the rates of the training arguments.
 
     The Trainer then builds the optimizer itself, which ``model_init`` and FSDP need. As with its AdamW, every parameter
-    decays at ``args.weight_decay`` but norms and biases, embeddings among them; the mirror step is taken on tensors of
-    two or more dimensions. For another choice build the optimizer yourself, where the Trainer allows it:
+    except norms and biases decays at ``args.weight_decay``, embeddings included. The mirror step and ``l1`` are for
+    tensors of two or more dimensions. For another choice build the optimizer yourself, where the Trainer allows it:
     ``optimizers=(HORST(param_groups(model, ...), lr=args.learning_rate), None)``.
 
     Args:
-        args: ``learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon`` and ``weight_decay`` are taken from
-            them; ``optim`` is not used.
-        options: ``alpha``, ``beta``, ``max_exponent`` and the other options of :class:`horst.HORST`.
+        args: Training arguments, of which ``learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon`` and
+            ``weight_decay`` are used, and ``optim`` is not.
+        options: Options of :class:`horst.HORST`: ``alpha``, ``beta``, ``l1`` and so on.
 
     Example:
         >>> args = TrainingArguments("output", learning_rate=1e-3, weight_decay=0.1)

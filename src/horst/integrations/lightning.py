@@ -20,8 +20,8 @@ class SparsityCallback(Callback):
         method: A class of :mod:`horst.sparsity`, such as ``ACDC``.
         metric: Name of a logged validation metric; the best dense and the best sparse model by it are kept in
             ``callback.sparsifier.best``.
-        higher_is_better: Of ``metric``.
-        arguments: The method's arguments. ``schedule`` may be a function of the total number of steps, such as
+        higher_is_better: Whether a higher ``metric`` is better.
+        arguments: Arguments of the method. ``schedule`` may be a function of the total number of steps, such as
             ``acdc_steps`` or ``rigl_steps``.
 
     Where another callback swaps averaged weights in for validation (``EMAWeightAveraging``), list this one after it:
@@ -87,5 +87,5 @@ class SparsityCallback(Callback):
         return self.sparsifier.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Kept until the optimizers are there."""
+        """Keep the state until the optimizers are there."""
         self._restored = state_dict or None

@@ -10,12 +10,12 @@ from horst.optimizers.horst import HORST
 
 
 class MatrixHORST(HORST):
-    """HORST whose mirror step and soft threshold are for tensors of two or more dimensions; others get AdamW's step.
+    """HORST whose mirror step and ``l1`` are for tensors of two or more dimensions; others get AdamW's step.
 
-    This is the default rule of :func:`horst.param_groups`, for trainers that decide themselves which tensors decay and
-    leave no place for groups of ours. Groups, state and checkpoints stay those of AdamW in the same trainer. A group
-    that brings its own ``alpha``, as those of :func:`horst.param_groups` do, has been decided on: all its tensors get
-    the mirror step, those of one dimension too.
+    It is for trainers that decide themselves which tensors decay, and corresponds to
+    ``horst.param_groups(model, mirror="matrices")``. Groups, state and checkpoints stay those of AdamW in the same
+    trainer. In a group that brings its own ``alpha``, as those of :func:`horst.param_groups` do, all tensors get the
+    mirror step.
 
     Example:
         >>> import torch
@@ -26,7 +26,7 @@ class MatrixHORST(HORST):
     """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, with hyperparameters of its own if wished. Nothing changes on an error."""
+        """Add a group of parameters, with its own hyperparameters if given. An error changes nothing."""
         if isinstance(param_group, dict) and "alpha" in param_group:
             # among the defaults, so that a state without it (AdamW's) leaves it as it is
             self.defaults.setdefault("mirror_vectors", False)
@@ -37,6 +37,3 @@ class MatrixHORST(HORST):
         if group.get("mirror_vectors"):
             return [True] * len(params)
         return [p.ndim >= 2 for p in params]
-
-    def _choose_shrunk(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
-        return self._choose_mirrored(group, params)

@@ -24,7 +24,7 @@ Mask = Any
 
 
 class MirrorStepState(NamedTuple):
-    """How many steps were taken: what a schedule of the learning rate is read at."""
+    """The number of steps taken, at which a schedule of the learning rate is read."""
 
     count: jax.Array  # type: ignore[assignment]  # optax's name for it, and a method of tuples
 
@@ -57,17 +57,17 @@ def horst(
     ``optax.adamw``.
 
     Args:
-        learning_rate: A number, or a schedule: a function of the step.
+        learning_rate: Number, or schedule: a function of the step.
         b1, b2: Decay rates of the averages of the gradient and of its square.
-        eps: Added to the denominator.
+        eps: Constant added to the denominator.
         weight_decay: Decoupled decay. The default is that of torch; ``optax.adamw`` has 1e-4.
         alpha: Strength of the mirror step relative to ``learning_rate``.
         beta: Decay inside the mirror step.
-        mask: Which parameters decay, as in ``optax.adamw``. None: all.
-        mirror_mask: Which parameters get the mirror step. None: all, as in the torch class; :func:`matrices` leaves out
-            norms and biases.
-        max_exponent: Clamps the mirror step's exponent. None: no limit, as in the paper.
-        mu_dtype: The dtype of the first moment. None: that of the parameters.
+        mask: Parameters that decay, as in ``optax.adamw``; None is all.
+        mirror_mask: Parameters that get the mirror step; None is all, as in the torch class, and :func:`matrices`
+            leaves out norms and biases.
+        max_exponent: Limit of the mirror step's exponent on both sides; None disables it, as in the paper.
+        mu_dtype: Dtype of the first moment; None is that of the parameters.
 
     Half-precision parameters get float32 updates, so that ``optax.apply_updates`` rounds once.
 
@@ -126,7 +126,7 @@ def mirror_step(
     follows :math:`u_k` without it.
 
     Args:
-        learning_rate: The number or schedule that the optimizer before has. Needed for ``weight_decay`` and ``beta``.
+        learning_rate: Number or schedule of the optimizer before. Needed for ``weight_decay`` and ``beta``.
 
     The other arguments are those of :func:`horst`. The updates that go out have the dtype of those that come in.
 
@@ -165,7 +165,7 @@ def mirror_step(
 
 
 def matrices(params: optax.Params) -> Any:
-    """The mask that is True for arrays of two or more dimensions: the rule of :func:`horst.param_groups`.
+    """The mask that is True for arrays of two or more dimensions: ``mirror="matrices"`` of ``horst.param_groups``.
 
     Example:
         >>> matrices({"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)})
@@ -225,7 +225,7 @@ def _displacement(
     shrink: Scalar,
     max_exponent: Scalar | None,
 ) -> jax.Array:
-    """How far one array goes in all, given the step of the optimizer before."""
+    """The whole displacement of one array, given the step of the optimizer before."""
     theta, out_dtype = jnp.asarray(theta), jnp.asarray(step).dtype
     if not jnp.issubdtype(theta.dtype, jnp.floating):
         raise TypeError(
@@ -246,7 +246,7 @@ def _displacement(
 
 
 def _spread(mask: Mask | None, params: optax.Params) -> Any:
-    """One boolean a parameter: a mask may cover only the top of the tree, and None is True everywhere."""
+    """One boolean per parameter: a mask may cover only the top of the tree, and None is True everywhere."""
     mask = True if mask is None else mask(params) if callable(mask) else mask
     return jax.tree.map(lambda flag, below: jax.tree.map(lambda _: bool(flag), below), mask, params)
 
@@ -256,7 +256,7 @@ def _is_zero(value: Scalar) -> bool:
 
 
 def _check(**values: Scalar | Callable[..., Any] | None) -> None:
-    """Refuse what cannot be meant. Arrays, which may be traced, schedules and None are taken as they are."""
+    """Refuse numbers out of range. Arrays, which may be traced, schedules and None are taken as they are."""
     for name, value in values.items():
         if value is not None and not isinstance(value, jax.Array) and not callable(value):
             check_number(name, value, "a JAX array or, for learning_rate, a schedule is allowed too")

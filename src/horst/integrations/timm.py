@@ -9,10 +9,10 @@ timm's training script is not part of its package and imports nothing of ours, s
     torchrun --nproc-per-node 8 -m horst.integrations.timm train.py --opt horst ...
 
 timm makes the parameter groups: no decay on tensors of one dimension and on those the model names in
-``no_weight_decay()``, and with ``layer_decay`` a smaller learning rate for earlier layers. The mirror step is taken on
-tensors of two or more dimensions, whichever group they are in; its strength ``alpha * lr`` falls with the layer's rate.
-For another choice, pass ``param_group_fn=functools.partial(horst.param_groups, weight_decay=0.1, alpha=5.0, ...)``: in
-a group that brings its own ``alpha``, "horst" takes the mirror step on every tensor.
+``no_weight_decay()``, and with ``layer_decay`` a smaller learning rate for earlier layers. The mirror step and ``l1``
+are for tensors of two or more dimensions, in every group; the strength ``alpha * lr`` falls with the layer's rate.
+For another choice, pass ``param_group_fn=functools.partial(horst.param_groups, weight_decay=0.1, ...)``: in a group
+that brings its own ``alpha``, "horst" takes the mirror step on every tensor.
 """
 
 from __future__ import annotations

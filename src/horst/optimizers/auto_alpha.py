@@ -1,27 +1,27 @@
 """``alpha="auto"``: the strength of the mirror step from the learning rate, the second beta and the weights themselves.
 
-``alpha * lr`` is the learning rate of the logarithms of the weights, and what matters is that product: the rule makes
-it a rate that does not depend on the learning rate, at the one the optimizer is built with, which is the peak of
-the usual schedules. A schedule then scales both steps alike. The rate is the least of
+``alpha * lr`` is the learning rate of the logarithms of the weights. The rule fixes that product, the *rate*, at the
+learning rate the optimizer is built with: the peak of the usual schedules. A schedule then scales both steps alike. The
+rate is the least of
 
 - ``MAX_RATE``;
 - ``1 / sqrt(width)``: steps that agree over a row of a matrix add up, and wide models break down at rates that narrow
   ones stand;
-- ``WANDER * sqrt(1 - beta2)``. Adam divides by a mean of squared gradients over the last ``1 / (1 - beta2)`` steps, in
-  which noise alone moves a logarithm by the rate times the root of that number; the weights must still be those whose
-  gradients were averaged. That is the idea; what was seen is that DeiT-small failed at 0.05 with 0.999. So 0.1 takes a
-  ``beta2`` of 0.96 or less, and AdamW's default of 0.999 gets 0.016.
+- ``MAX_NOISE_IN_LOG * sqrt(1 - beta2)``. Adam divides by a mean of squared gradients over the last ``1 / (1 - beta2)``
+  steps, in which noise alone moves a logarithm by the rate times the root of that number; the weights must still be
+  those whose gradients were averaged. That is the idea. Measured: DeiT-small failed at a rate of 0.05 with a ``beta2``
+  of 0.999. So a rate of 0.1 takes a ``beta2`` of 0.96 or less, and AdamW's default of 0.999 gets 0.016.
 
-The learning rate is clipped at ``MAX_RATE`` times the root mean square of the weights (``max_step``). So neither half
-of a usual step moves a weight of that size by more than about a tenth, whatever the learning rate.
+The rule also writes three bounds into the groups, unless a group has its own:
 
-A rate this large makes a few weights grow exponentially in the paper's geometry; so the metric ``|theta|`` is bounded
-(:mod:`horst.kernels.bounded_mirror`) at ``SPREAD`` times the root mean square of the weights, or times ``1 / alpha`` if
-that is more: at that size the two halves of a step are equal.
-Adam's step is about ``lr``, but up to seven times that for weights whose gradients were zero for long, such as those
-that sparse training brings back; so the exponent is clamped at the rate. Together: whatever the learning rate and the
-gradients, the mirror step scales no weight by more than ``exp(rate)``, and moves none by more than the rate times that
-bound.
+- ``max_step``, ``MAX_RATE`` times the root mean square of the weights: larger learning rates are clipped to it. So
+  neither half of a usual step moves a weight of that size by more than about a tenth.
+- ``max_scale``, ``MAX_SCALE_PER_RMS`` times the root mean square, or times ``1 / alpha`` if that is more: it bounds the
+  metric ``|theta|`` (:mod:`horst.kernels.bounded_mirror`), in which a few weights would grow exponentially.
+- ``max_exponent``, the rate: it limits the exponent. Adam's step is about ``lr``, but up to seven times that for
+  weights whose gradients were zero for long, such as those that sparse training brings back.
+
+Together: the mirror step scales no weight by more than ``exp(rate)``, and moves none by more than ``rate * max_scale``.
 """
 
 from __future__ import annotations
@@ -39,23 +39,22 @@ from horst.parameters.kinds import refuse_flat_shards
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
+BOUNDS = ("max_exponent", "max_scale", "max_step")
 MAX_RATE = 0.1
-WANDER = 0.5
-SPREAD = 16.0
+MAX_NOISE_IN_LOG = 0.5
+MAX_SCALE_PER_RMS = 16.0
 
 
 class AutoAlpha:
     """``alpha="auto"`` in the groups of one optimizer: chosen once, and watched afterwards.
 
     Args:
-        prefix: Of the names ``alpha``, ``max_exponent``, ``max_scale`` and ``max_step`` in the groups.
+        prefix: Prefix of the names ``alpha``, ``max_exponent``, ``max_scale`` and ``max_step`` in the groups.
     """
 
     def __init__(self, prefix: str = "") -> None:
-        self._alpha, self._max_exponent, self._max_scale, self._max_step = (
-            prefix + name for name in ("alpha", "max_exponent", "max_scale", "max_step")
-        )
-        # by id of a group's list of parameters: the alpha that was chosen, and the lr it was chosen for
+        self._alpha, self._max_exponent, self._max_scale, self._max_step = (prefix + x for x in ("alpha", *BOUNDS))
+        # by a group's first parameter: the alpha that was chosen, and the lr it was chosen for
         self._chosen: dict[int, tuple[float, float]] = {}
 
     def resolve(
@@ -67,9 +66,10 @@ class AutoAlpha:
         """Replace ``"auto"`` in groups by the rule's number, and bounds that are None by the rule's.
 
         Args:
-            groups: Of an optimizer.
-            mirrored: Which tensors of a group get the mirror step. Their size and width count, of those that train.
-            everything: All tensors of the optimizer; the others count where those are all zeros, as a new bias is.
+            groups: Groups of an optimizer.
+            mirrored: Function from a group to its tensors that get the mirror step. The size and width of those that
+                train decide.
+            everything: All tensors of the optimizer; the others decide where those are all zeros, as a new bias is.
         """
         waiting = [group for group in groups if group[self._alpha] == AUTO]
         if not waiting:
@@ -81,25 +81,26 @@ class AutoAlpha:
                 "the peak of the schedule as lr, or give alpha as a number."
             )
         own = [p for group in waiting for p in mirrored(group)]
+        if not own:
+            for group in waiting:
+                group[self._alpha] = 0.0
+            return
         refuse_flat_shards(own, "alpha='auto' looks at whole weights")
         chosen = [p for p in own if p.requires_grad] or own
         size, width = root_mean_square(chosen), typical_width(chosen)
-        if own and size == 0:
+        if size == 0:
             zeros = set(map(id, own))
             chosen = [p for p in everything if id(p) not in zeros]
             size, width = root_mean_square(chosen), typical_width(chosen)
-        if own and not 0 < size < math.inf:
+        if not 0 < size < math.inf:
             raise ValueError(
                 f"alpha='auto' looks at the size of the weights, whose root mean square is {size}. Give them their "
-                "starting values before the optimizer is built, or give alpha and max_scale as numbers."
+                "starting values before the optimizer is built, or give alpha as a number."
             )
         clipped = 0.0  # the largest learning rate that is
         for group, lr in zip(waiting, peaks, strict=True):
-            if not own:  # nothing here gets the mirror step
-                group[self._alpha] = 0.0
-                continue
             _, beta2 = group.get("betas", (0.0, 0.0))  # an optimizer without them divides by no mean
-            rate = min(MAX_RATE, 1 / math.sqrt(width), WANDER * math.sqrt(1 - float(beta2)))
+            rate = min(MAX_RATE, 1 / math.sqrt(width), MAX_NOISE_IN_LOG * math.sqrt(1 - float(beta2)))
             if group[self._max_step] is None:
                 group[self._max_step] = MAX_RATE * size
                 clipped = max(clipped, lr if lr > MAX_RATE * size else 0.0)
@@ -107,12 +108,13 @@ class AutoAlpha:
             if group[self._max_exponent] is None:
                 group[self._max_exponent] = rate
             if group[self._max_scale] is None:
-                group[self._max_scale] = SPREAD * max(size, 1 / group[self._alpha])
-            self._chosen[id(group["params"])] = (group[self._alpha], lr)
+                group[self._max_scale] = MAX_SCALE_PER_RMS * max(size, 1 / group[self._alpha])
+            self._chosen[_key(group)] = (group[self._alpha], lr)
         if clipped:
             warn_user(
                 f"lr={clipped:.3g} is more than {MAX_RATE:g} times the weights' root mean square of {size:.3g}, and "
-                f"alpha='auto' takes it as {MAX_RATE * size:.3g}. To use all of it, give max_step={clipped:.3g}."
+                f"alpha='auto' clips it to {MAX_RATE * size:.3g}. To use all of it, give the parameter groups "
+                f"max_step={clipped:.3g}."
             )
 
     def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -124,27 +126,26 @@ class AutoAlpha:
         return {self._max_step: None, **group} if self._max_exponent in group else group
 
     def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
-        """Warn where a group's strength was chosen for a smaller learning rate than that of a group without its own."""
+        """Warn where a group's strength was chosen for a smaller learning rate than a loaded state without one has."""
         if self._alpha not in loaded:
             self._warn_beyond(group, _peak(loaded), "the state that is loaded has")
 
     def check_step(self, group: dict[str, Any]) -> None:
-        """Warn, once a group, where its learning rate has risen above the one its strength was chosen for."""
-        lr = group["lr"]
-        if id(group["params"]) in self._chosen and not isinstance(lr, Tensor):
-            self._warn_beyond(group, lr, "it now has")
+        """Warn, once per group, where its learning rate has risen above the one its strength was chosen for."""
+        if _key(group) in self._chosen and not isinstance(group["lr"], Tensor):
+            self._warn_beyond(group, group["lr"], "it now has")
 
     def _warn_beyond(self, group: dict[str, Any], lr: float, whose: str) -> None:
-        alpha, built = self._chosen.get(id(group["params"]), (None, 0.0))
+        alpha, built = self._chosen.get(_key(group), (None, 0.0))
         if alpha is None or group[self._alpha] != alpha or not lr > 1.01 * built:  # 1.01: a schedule's rounding
             return
         bound = group[self._max_step]
         if bound is not None and built > bound:  # it was clipped from the start: nothing changes
             return
-        del self._chosen[id(group["params"])]
-        counts = at_most(lr, bound)
-        clipped = "" if counts == lr else f", which counts as {self._max_step}={bound:.3g}"
-        product = f": alpha * lr is {alpha * counts:.3g}, not {alpha * built:.3g}" if counts > 1.01 * built else ""
+        del self._chosen[_key(group)]
+        used = at_most(lr, bound)
+        clipped = "" if used == lr else f", clipped to {self._max_step}={bound:.3g}"
+        product = f": alpha * lr is {alpha * used:.3g}, not {alpha * built:.3g}" if used > 1.01 * built else ""
         warn_user(
             f"alpha='auto' chose {self._alpha}={alpha:.3g} for lr={built:.3g}, and {whose} lr={lr:.3g}{clipped}"
             f"{product}. Build the optimizer with the peak of the schedule as lr"
@@ -152,15 +153,19 @@ class AutoAlpha:
         )
 
 
+def _key(group: dict[str, Any]) -> int:
+    return id(next(iter(group["params"]), None))
+
+
 def _peak(group: dict[str, Any]) -> float:
-    """The largest learning rate that a group knows of: in the middle of a schedule the peak stands beside ``lr``."""
+    """The largest learning rate in a group: in the middle of a schedule its peak stands beside ``lr``."""
     return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if key in group)
 
 
 def typical_width(tensors: Iterable[Tensor]) -> float:
     """The shorter side of the matrices, as a mean over their entries; a convolution counts as a matrix of its filters.
 
-    Without matrices, the root of the largest tensor's entries: some ways to shard a model leave only flat pieces.
+    Without matrices, the root of the largest tensor's number of entries: sharding may leave only flat pieces.
 
     Example:
         >>> typical_width([torch.zeros(12, 4), torch.zeros(4, 16), torch.zeros(100)])
@@ -175,7 +180,7 @@ def typical_width(tensors: Iterable[Tensor]) -> float:
 
 @torch.no_grad()
 def root_mean_square(tensors: Iterable[Tensor]) -> float:
-    """Over all entries of the tensors of two or more dimensions, or of all tensors if there are none.
+    """The root mean square of the entries of all tensors of two or more dimensions, or of all tensors without any.
 
     Example:
         >>> root_mean_square([torch.full((2, 2), 3.0), torch.ones(100)])
@@ -186,7 +191,7 @@ def root_mean_square(tensors: Iterable[Tensor]) -> float:
     if any(t.is_meta for t in chosen):
         raise ValueError(
             "alpha='auto' looks at the size of the weights, and some are on the meta device. Give them values before "
-            "the optimizer is built, or give alpha and max_scale as numbers."
+            "the optimizer is built, or give alpha as a number."
         )
     total, count = 0.0, 0
     for t in chosen:

@@ -29,9 +29,9 @@ class HAM(MirroredAdam):
     Args:
         alpha: Strength of the mirror step; 200 in its authors' code.
         beta: Decay inside the mirror step; 1e-3 in its authors' code.
-        max_exponent: Clamps the exponent; 5 in its authors' code. None: no limit.
+        max_exponent: Limit of the exponent on both sides; 5 in its authors' code, None disables it.
 
-    The other arguments are those of :class:`horst.HORST`.
+    The other arguments are those of :class:`horst.HORST`; HAM has no ``l1``.
 
     Example:
         >>> import torch
@@ -56,31 +56,27 @@ class HAM(MirroredAdam):
         alpha: float = 200.0,
         beta: float = 1e-3,
         max_exponent: float | None = 5.0,
-        l1: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
         capturable: bool = False,
         stochastic_rounding: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            alpha=alpha,
-            beta=beta,
-            max_exponent=max_exponent,
-            max_scale=None,
-            max_step=None,
-            l1=l1,
-            maximize=maximize,
-            foreach=foreach,
-            fused=fused,
-            capturable=capturable,
-            stochastic_rounding=stochastic_rounding,
-        )
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "alpha": alpha,
+            "beta": beta,
+            "max_exponent": max_exponent,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+            "stochastic_rounding": stochastic_rounding,
+        }
+        super().__init__(params, defaults)
 
     def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
         return [p.ndim >= 2 for p in params]

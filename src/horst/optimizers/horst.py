@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -26,43 +24,36 @@ class HORST(MirroredAdam):
     where :math:`\eta, \lambda, \epsilon, \alpha, \beta` are ``lr``, ``weight_decay``, ``eps``, ``alpha``, ``beta``, and
     ``betas`` are the decay rates of Adam's averages :math:`m` and :math:`v`.
 
-    With an ``l1`` above 0 the proximal step of an L1 penalty follows, which makes models that survive pruning,
+    With an ``l1`` above 0, a soft threshold ends the step. It makes models that survive pruning:
 
     .. math:: \theta_{k+1} \leftarrow \mathrm{sign}(\theta_{k+1}) \max(|\theta_{k+1}| - \eta \lambda_1, 0)
 
-    where :math:`\lambda_1` is ``l1``. Give it to the matrices that will be pruned, and not to norms, biases and
-    embeddings: ``horst.param_groups(model, ..., l1=0.03)`` does.
+    where :math:`\lambda_1` is ``l1``. Give it to the matrices that will be pruned, not to norms, biases and embeddings:
+    ``horst.param_groups(model, l1=0.03)`` does.
 
     ``alpha=0, beta=0`` is AdamW. The mirror step keeps a zero weight at zero, the AdamW step does not: apply masks
-    after ``step``. The class treats every tensor it is given alike; :func:`horst.param_groups` decides which tensors go
-    into a group with the mirror step.
+    after ``step``. The class treats all its tensors alike; :func:`horst.param_groups` makes groups that differ.
 
     Args:
         params: Parameters, named parameters or groups, as for any torch optimizer. Each option may differ by group.
         lr: Learning rate. A tensor can be changed by a schedule under ``torch.compile`` and in CUDA graphs.
         betas: Decay rates of the averages of the gradient and of its square.
-        eps: Added to the denominator.
+        eps: Constant added to the denominator.
         weight_decay: Decoupled decay, as in AdamW.
         alpha: Strength of the mirror step relative to ``lr``. The paper uses 5; its runs with 200 crashed. ``"auto"``
-            chooses it, and the bounds below that make it safe, from ``lr`` (give the peak of the schedule) and the size
-            of the weights at that moment: :mod:`horst.optimizers.auto_alpha`.
-        beta: Decay inside the mirror step; it does the same work as ``weight_decay``.
-        max_exponent: Clamps the mirror step's exponent, so that one step scales a weight by at most
-            ``exp(max_exponent)``. None: no limit, as in the paper.
-        max_scale: Weights beyond this size take the mirror step of a weight of this size: they grow in a line and not
-            exponentially (:mod:`horst.kernels.bounded_mirror`). None: no bound, as in the paper.
-        max_step: A larger ``lr`` counts as this in every part of the step. None: no bound, as in the paper.
-        l1: Every weight shrinks by ``lr * l1`` a step, to exactly zero in the end, apart from the gradient as with
-            ``weight_decay``. GPT-2 small was trained with 0.03 at ``lr`` 1e-3 and 8e-3 for 6000 steps: a larger value
-            prunes further and costs dense quality. 0: no penalty, as in the paper. In bfloat16 use
-            ``stochastic_rounding``, which rounds this step too; rounding to the nearest loses it on all but the
-            smallest weights.
-        maximize: Ascend instead of descend.
-        foreach: True insists on ``torch._foreach_*`` calls. None: choose the fastest backend available.
-        fused: True insists on the fused kernel (one launch a group, no temporaries; CUDA). None: choose.
-        capturable: Keep the step counter on the device, so that the step can be captured in a CUDA graph.
-        stochastic_rounding: Round bfloat16 weights up or down at random. Their resolution is coarser than a usual step,
-            which rounding to the nearest would lose. No effect on other dtypes.
+            chooses it from ``lr`` (give the peak of the schedule) and the size of the weights at that moment, and
+            writes bounds that make it safe into the groups: :mod:`horst.optimizers.auto_alpha`.
+        beta: Decay inside the mirror step; its effect is that of ``weight_decay``.
+        l1: Strength of the soft threshold: each weight shrinks by ``lr * l1`` per step and reaches exactly zero. GPT-2
+            small was trained with 0.03 at ``lr`` 1e-3 and 8e-3 for 6000 steps; a larger value prunes further and costs
+            dense quality. 0 disables it, as in the paper. In bfloat16 use ``stochastic_rounding``: rounding to the
+            nearest loses the threshold on all but the smallest weights.
+        maximize: Whether to ascend instead of descend.
+        foreach: True insists on ``torch._foreach_*`` calls; None chooses the fastest backend available.
+        fused: True insists on the fused kernel (one launch per group, no temporaries; CUDA); None chooses.
+        capturable: Whether the step counter lives on the device, so that a CUDA graph can capture the step.
+        stochastic_rounding: Whether bfloat16 weights are rounded up or down at random. Their resolution is coarser than
+            a usual step, which rounding to the nearest would lose. Other dtypes ignore it.
 
     Example:
         >>> import torch
@@ -88,9 +79,6 @@ class HORST(MirroredAdam):
         *,
         alpha: Alpha = 5.0,
         beta: float = 0.0,
-        max_exponent: float | None = None,
-        max_scale: float | None = None,
-        max_step: float | None = None,
         l1: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -98,24 +86,18 @@ class HORST(MirroredAdam):
         capturable: bool = False,
         stochastic_rounding: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            alpha=alpha,
-            beta=beta,
-            max_exponent=max_exponent,
-            max_scale=max_scale,
-            max_step=max_step,
-            l1=l1,
-            maximize=maximize,
-            foreach=foreach,
-            fused=fused,
-            capturable=capturable,
-            stochastic_rounding=stochastic_rounding,
-        )
-
-    def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
-        return [True] * len(params)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "alpha": alpha,
+            "beta": beta,
+            "l1": l1,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+            "stochastic_rounding": stochastic_rounding,
+        }
+        super().__init__(params, defaults)

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from horst.optimizers.auto_alpha import AUTO
+from horst.optimizers.auto_alpha import AUTO, BOUNDS
 
 
 def check_adam_hyperparameters(group: dict[str, Any]) -> None:
-    """Refuse what cannot be meant, saying what was given, what is allowed and what to do."""
+    """Refuse options of a group that are out of range or of the wrong type."""
     lr = group["lr"]
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
@@ -25,18 +25,18 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
     check_number("weight_decay", group["weight_decay"], "use 0 for no decay")
     check_alpha(group["alpha"], "use 0 for plain AdamW")
     check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
-    check_number("l1", group["l1"], "use 0 for no penalty")
+    check_number("l1", group.get("l1", 0.0), "use 0 to leave it out")
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"betas must be a pair of numbers such as (0.9, 0.999), got {betas!r}.")
     for i, b in enumerate(betas):
         if isinstance(b, bool) or not isinstance(b, numbers.Real) or not 0.0 <= float(b) < 1.0:
             raise ValueError(f"betas[{i}] must lie in [0, 1), got {b!r}.")
-    for name in ("max_exponent", "max_scale", "max_step"):
+    for name in BOUNDS:
         check_bound(name, group[name])
     for name in ("foreach", "fused"):
         if group[name] is not None and not isinstance(group[name], bool):
-            raise TypeError(f"{name} must be True, False or None (choose by what is there), got {group[name]!r}.")
+            raise TypeError(f"{name} must be True, False or None (the optimizer chooses), got {group[name]!r}.")
     for name in ("maximize", "capturable", "stochastic_rounding"):
         if not isinstance(group[name], bool):
             raise TypeError(f"{name} must be True or False, got {group[name]!r}.")
@@ -58,9 +58,7 @@ def check_bound(name: str, value: object) -> None:
     if value is not None:
         check_number(name, value, "use None for no bound")
         if value == 0:
-            off = (
-                "lr=0 to stand still" if name.endswith("max_step") else "alpha=0, beta=0 to switch the mirror step off"
-            )
+            off = "lr=0 for no step" if name.endswith("max_step") else "alpha=0, beta=0 for no mirror step"
             raise ValueError(f"{name} must be above 0, got 0. Use {off}.")
 
 

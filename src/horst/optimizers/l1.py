@@ -1,19 +1,21 @@
-"""A soft threshold after the step of any torch optimizer: the option ``l1`` for optimizers that lack it.
+"""The option ``l1`` for optimizers that lack it: a soft threshold after every step.
 
-It reads ``l1`` of each group, so that it is scheduled and saved with the other options. A group without it is left
-alone. It is a hook of the optimizer, and copies and pickles of an optimizer do not keep hooks: call it again there.
+It reads ``l1`` of each group, so that it is scheduled and saved with the other options. Groups without it are left
+alone. It is a hook of the optimizer, which copies and pickles do not keep: call it again there.
 :class:`horst.HORST` has ``l1`` as an option of its own.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from horst.kernels.soft_threshold import soft_threshold_
-from horst.optimizers.step_parts import at_most, own_parts
+from horst.optimizers.step_parts import at_most, local_shard
 
 __all__ = ["refuse_own_l1", "soft_threshold"]
 
@@ -23,8 +25,8 @@ def soft_threshold(optimizer: Optimizer) -> Any:
 
     .. math:: \theta \leftarrow \mathrm{sign}(\theta) \max(|\theta| - \eta \lambda, 0)
 
-    the proximal step of the penalty, decoupled from the gradient as AdamW's decay is; :math:`\eta, \lambda` are the
-    group's ``lr``, ``l1``. Weights without a gradient are left alone, as by the optimizer.
+    where :math:`\eta, \lambda` are the group's ``lr``, ``l1``. It is apart from the gradient, as AdamW's decay is.
+    Weights without a gradient are left alone, as by the optimizer.
 
     Returns:
         A handle whose ``remove()`` undoes it.
@@ -45,11 +47,28 @@ def soft_threshold(optimizer: Optimizer) -> Any:
 @torch.no_grad()
 def _shrink(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for group in optimizer.param_groups:
-        if group.get("l1"):
-            stepped = [p for p in group["params"] if p.grad is not None]
-            lr = at_most(group["lr"], group.get("mirror_max_step"))  # the bound of an optimizer that was composed
-            # a fused step under GradScaler may have been skipped on the device
-            soft_threshold_(own_parts(stepped), lr * group["l1"], found_inf=getattr(optimizer, "found_inf", None))
+        if not group.get("l1"):
+            continue
+        # the bound is that of an optimizer with a mirror step
+        threshold = _on_host(at_most(group["lr"], group.get("mirror_max_step")) * group["l1"])
+        if not isinstance(threshold, Tensor) and not 0 <= threshold < math.inf:
+            raise ValueError(f"lr * l1 must be a number of at least 0, got {threshold}. Check lr and l1.")
+        # A fused step under GradScaler may have been skipped on the device. The scaler sums over devices: more than 1.
+        if (found_inf := getattr(optimizer, "found_inf", None)) is not None:
+            stepped = (found_inf == 0).double()
+            threshold = _on_host((threshold.to(stepped) if isinstance(threshold, Tensor) else threshold) * stepped)
+        for p in group["params"]:
+            if p.grad is not None:
+                theta = local_shard(p)
+                wide = theta.float() if theta.dtype in (torch.bfloat16, torch.float16) else theta
+                soft_threshold_([wide], threshold)
+                if wide is not theta:
+                    theta.copy_(wide)
+
+
+def _on_host(value: float | Tensor) -> float | Tensor:
+    """A number where no device need be waited for. The compiler keeps a tensor: it would compile for each number."""
+    return value.item() if isinstance(value, Tensor) and value.is_cpu and not torch.compiler.is_compiling() else value
 
 
 def refuse_own_l1(optimizer: Optimizer, name: str) -> None:
@@ -60,7 +79,6 @@ def refuse_own_l1(optimizer: Optimizer, name: str) -> None:
     if not parts and "l1" in optimizer.defaults:
         own = type(optimizer).__name__
         raise ValueError(
-            f"{own} shrinks the weights of groups with an l1 itself, after every step, and {name} would penalise them "
-            f"twice. Leave {name} out: {own}(..., l1=0.03) is enough. Among optimizers that are put together, call it "
-            "on the others before."
+            f"{own} shrinks the weights of groups with an l1 itself, and {name} would do so twice. Leave {name} out: "
+            f"{own}(..., l1=0.03) is enough. To combine optimizers, call {name} on the others first."
         )

@@ -16,14 +16,14 @@ from horst.parameters.kinds import Kind, block_prefixes, clean_name, parameter_k
 
 __all__ = ["ParamGroups", "ParamRow", "param_groups"]
 
-Mirror = Literal["matrices", "blocks", "all"]
+MirrorOn = Literal["matrices", "blocks", "all"]
 _KINDS: tuple[str, ...] = get_args(Kind)
 _NEVER_DECAYED = ("norm", "bias", "vector")
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamRow:
-    """One line of the table: what a parameter is, and what it gets."""
+    """One line of the table: a parameter, its kind and what it gets."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,11 +41,11 @@ class ParamGroups(list[dict[str, Any]]):
         self.rows = rows
 
     def table(self, every_tensor: bool = False) -> str:
-        """What gets decay, the mirror step and (where anything does) the L1 penalty, by kind or tensor by tensor.
+        """What gets decay, the mirror step and (where anything does) ``l1``, by kind or tensor by tensor.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-            >>> print(param_groups(model, weight_decay=0.1, alpha=5.0).table())
+            >>> print(param_groups(model, mirror="matrices").table())
             kind    decay  mirror  tensors  parameters
             matrix  yes    yes           2          48
             norm    -      -             2          16
@@ -72,57 +72,56 @@ class ParamGroups(list[dict[str, Any]]):
 def param_groups(
     model: nn.Module,
     *,
-    weight_decay: float,
-    alpha: Alpha,
+    weight_decay: float = 1e-2,
+    alpha: Alpha = 5.0,
     beta: float = 0.0,
-    mirror: Mirror = "matrices",
+    mirror: MirrorOn = "all",
     no_decay: Collection[str] = ("embedding", "position"),
     no_mirror: Collection[str] = (),
     l1: float = 0.0,
 ) -> ParamGroups:
-    """Groups for :class:`horst.HORST` (or any optimizer under :func:`horst.compose`) by what each parameter is for.
+    """Groups for :class:`horst.HORST` (or any optimizer in :func:`horst.with_mirror_step`) by kind of parameter.
 
-    Kinds are those of :func:`horst.parameters.kinds.parameter_kinds`: matrix, embedding, position (class
-    token included), head, norm, bias, vector.
+    The kinds are those of :func:`horst.parameters.kinds.parameter_kinds`: matrix, embedding, position (class token
+    included), head, norm, bias, vector.
 
     - Decay: matrices and an untied head. Never norms, biases and vectors; not embeddings and positions, as in the
       paper's language code (``no_decay``).
-    - Mirror step: ``"matrices"`` is every tensor of two or more dimensions, embeddings, positions and head among them:
-      the rule of HAM's public code, and the default since the paper names none. ``"blocks"`` is the matrices inside the
-      repeated blocks alone, which are what gets pruned. ``"all"`` takes norms, biases and vectors too: Algorithm 2 to
-      the letter.
-    - L1 penalty, with ``l1`` above 0: the matrices inside the repeated blocks, whatever gets the mirror step.
+    - Mirror step: ``"all"`` is every tensor, as in Algorithm 2 and :class:`horst.HORST` itself. ``"matrices"`` is every
+      tensor of two or more dimensions, embeddings, positions and head included: the rule of HAM's public code.
+      ``"blocks"`` is the matrices inside the repeated blocks alone, which are what gets pruned.
+    - ``l1`` above 0: the matrices inside the repeated blocks, whatever ``mirror`` is.
 
     Frozen parameters are left out, tied ones appear once.
 
     Args:
-        weight_decay, alpha, beta: The values for the parameters that get them; the others get 0. ``alpha="auto"`` is
+        weight_decay, alpha, beta: Values for the parameters that get them; the others get 0. ``alpha="auto"`` is
             left to the optimizer, which knows the learning rate.
-        mirror: Which tensors get the mirror step.
+        mirror: Tensors that get the mirror step.
         no_decay: Kinds, or patterns of names (``"*.q_proj.*"``), that get no decay after all.
-        no_mirror: Kinds or patterns that get no mirror step after all, e.g. ``("embedding", "head")``.
-        l1: The strength of the penalty, for the optimizers that have it (HORST, HAM); others ignore it unless
+        no_mirror: Kinds or patterns that get no mirror step after all, such as ``("embedding", "head")``.
+        l1: Strength of the soft threshold, for optimizers that have it (HORST). Others ignore it unless
             :func:`horst.optimizers.l1.soft_threshold` is called on them. With 0 the groups do not mention it.
 
     Example:
         >>> from horst import HORST
         >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
-        >>> groups = param_groups(model, weight_decay=0.1, alpha=5.0, no_mirror=["embedding"])
-        >>> optimizer = HORST(groups, lr=1e-3)
+        >>> optimizer = HORST(param_groups(model), lr=1e-3)
+        >>> groups = param_groups(model, weight_decay=0.1, no_mirror=["embedding"])
         >>> [(len(g["params"]), g["weight_decay"], g["alpha"]) for g in groups]
-        [(1, 0.1, 5.0), (2, 0.0, 0.0)]
+        [(1, 0.1, 5.0), (1, 0.0, 5.0), (1, 0.0, 0.0)]
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"param_groups takes the model itself, whose modules say what each parameter is for, got "
+            f"param_groups takes the model itself, whose modules tell the kind of each parameter, got "
             f"{type(model).__name__}. Write param_groups(model, ...), not param_groups(model.parameters(), ...)."
         )
     check_number("weight_decay", weight_decay, "use 0 for no decay")
     check_alpha(alpha, "use 0 for no mirror step")
     check_number("beta", beta, "use 0 for none")
-    check_number("l1", l1, "use 0 for no penalty")
-    if mirror not in get_args(Mirror):
-        raise ValueError(f"mirror must be one of {', '.join(map(repr, get_args(Mirror)))}, got {mirror!r}.")
+    check_number("l1", l1, "use 0 to leave it out")
+    if mirror not in get_args(MirrorOn):
+        raise ValueError(f"mirror must be one of {', '.join(map(repr, get_args(MirrorOn)))}, got {mirror!r}.")
     for argument, rules in (("no_decay", no_decay), ("no_mirror", no_mirror)):
         if isinstance(rules, str):
             raise TypeError(f"{argument} is a list of kinds or patterns: write [{rules!r}], not {rules!r}.")
@@ -130,7 +129,7 @@ def param_groups(
     if not blocks and (mirror == "blocks" or l1):
         argument = "mirror='blocks'" if mirror == "blocks" else f"l1={l1}"
         advice = "Use mirror='matrices', with no_mirror for what to leave out." if mirror == "blocks" else ""
-        advice += " Leave l1 out, and set group['l1'] for the groups that shall shrink." if l1 else ""
+        advice += " Leave l1 out, and set group['l1'] in the groups to shrink." if l1 else ""
         raise ValueError(
             f"{argument} found no repeated blocks in {type(model).__name__} (items of one class in a ModuleList "
             f"or Sequential). {advice.strip()}"
@@ -144,8 +143,8 @@ def param_groups(
         for rule in rules:
             if rule not in _KINDS and not any(fnmatchcase(clean_name(name), rule) for name in params):
                 raise ValueError(
-                    f"{argument} has {rule!r}, which is no kind ({', '.join(_KINDS)}) and matches no parameter's name. "
-                    f"Names look like: {', '.join(list(params)[:4])}."
+                    f"{argument} has {rule!r}, which is neither a kind ({', '.join(_KINDS)}) nor matches a "
+                    f"parameter's name. Names look like: {', '.join(list(params)[:4])}."
                 )
 
     rows = []

@@ -1,21 +1,22 @@
-"""What one call of the step takes: this rank's shards, parts that are stepped alike, a learning rate within bounds."""
+"""What one call of the step takes: local shards, tensors that are stepped alike, a learning rate within bounds."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from horst.kernels.horst_step import StepTensors
+from horst.parameters.sharding import local as local_shard
 
-__all__ = ["Parts", "at_most", "local_shards", "own_parts", "split"]
+__all__ = ["Parts", "at_most", "local_shards", "split"]
 
 Parts = dict[tuple[bool, bool], tuple[StepTensors, list[Tensor] | None]]
 
 
 def at_most(lr: float | Tensor, max_step: float | None) -> float | Tensor:
-    """The learning rate, or the bound on it where that is less. A tensor stays on its device, and nobody waits for it.
+    """The learning rate, or the bound if that is less. A tensor stays on its device, and the host does not wait.
 
     Example:
         >>> at_most(0.01, 0.002), at_most(0.001, 0.002), at_most(0.01, None)
@@ -27,7 +28,7 @@ def at_most(lr: float | Tensor, max_step: float | None) -> float | Tensor:
 
 
 def split(tensors: StepTensors, mirrored: list[bool], masks: list[Tensor | None]) -> Parts:
-    """The tensors and their masks by (gets the mirror step, has a mask): each part is one call."""
+    """The tensors and their masks by (gets the mirror step, has a mask): one call per part."""
     parts: Parts = {}
     for row, on, mask in zip(zip(*tensors, strict=True), mirrored, masks, strict=True):
         if (on, mask is not None) not in parts:
@@ -41,25 +42,16 @@ def split(tensors: StepTensors, mirrored: list[bool], masks: list[Tensor | None]
 
 
 def local_shards(tensors: StepTensors) -> StepTensors:
-    """DTensors replaced by this rank's shard. The step is elementwise, so each rank updates what it holds."""
-    if not torch.distributed.is_available():
+    """DTensors replaced by this rank's shards. The step is elementwise, so each rank updates what it holds."""
+    if set(map(type, tensors.params)) <= {torch.nn.Parameter}:
         return tensors
-    from torch.distributed.tensor import DTensor
-
-    local = StepTensors([], [], [], [], [])
-    for p, g, m, v, step in zip(*tensors, strict=True):
-        row = [p, g, m, v, step]
-        if isinstance(p, DTensor):
-            # a gradient may be partial or sharded otherwise (tensor parallelism); the state follows its parameter
-            row[1:4] = [cast(DTensor, t).redistribute(p.device_mesh, p.placements) for t in (g, m, v)]
-            row = [t.to_local() if isinstance(t, DTensor) else t for t in row]
-        for column, tensor in zip(local, row, strict=True):
-            column.append(tensor)
-    return local
+    params, *others, steps = tensors
+    placed = [[_placed_like(p, t) for p, t in zip(params, column, strict=True)] for column in others]
+    return StepTensors(*([local_shard(t) for t in column] for column in (params, *placed, steps)))
 
 
-def own_parts(params: list[Tensor]) -> list[Tensor]:
-    """This rank's shards of DTensors, other tensors as they are: for steps that look at the weights alone."""
-    if set(map(type, params)) <= {torch.nn.Parameter}:
-        return params
-    return [p.to_local() if hasattr(type(p), "to_local") else p for p in params]  # type: ignore[attr-defined]
+def _placed_like(param: Any, tensor: Any) -> Tensor:
+    """``tensor`` with the placement of its parameter: tensor parallelism may leave a gradient partial."""
+    if not hasattr(param, "device_mesh"):
+        return tensor
+    return tensor.redistribute(param.device_mesh, param.placements)

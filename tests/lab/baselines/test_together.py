@@ -18,7 +18,7 @@ def make(seed=0):
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     parts = (
-        horst.compose(torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1), alpha=5.0),
+        horst.with_mirror_step(torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1), alpha=5.0),
         horst.HORST([{"params": vectors[:1], "lr": 0.03}, {"params": vectors[1:]}], lr=0.01, alpha=5.0),
     )
     return model, parts

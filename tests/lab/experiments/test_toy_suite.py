@@ -22,7 +22,7 @@ from horst.lab.experiments.result import Result
 from horst.lab.models import DiagonalNetwork
 from horst.operators import Adam, Identity, Mirror
 from horst.operators.potentials import Entropy
-from horst.optimizers.composed import Composed
+from horst.optimizers.operator_optimizer import OperatorOptimizer
 
 TINY = {"steps": 40, "seeds": (0, 1), "n_samples": 6, "n_features": 10, "snapshots": 5}
 
@@ -43,9 +43,9 @@ def by_autograd(make_optimizer, z, start, steps):
     [
         ("sgd", lambda p: torch.optim.SGD(p, lr=0.01)),
         ("adam", lambda p: torch.optim.Adam(p, lr=0.01)),
-        ("exp_sgd", lambda p: Composed(p, Mirror(Entropy()), lr=0.01, exact_mirror=True)),
-        ("exp_adam", lambda p: Composed(p, Mirror(Entropy()) @ Adam(), lr=0.01, exact_mirror=True)),
-        ("adam_exp", lambda p: Composed(p, Adam() @ Mirror(Entropy()), lr=0.01)),
+        ("exp_sgd", lambda p: OperatorOptimizer(p, Mirror(Entropy()), lr=0.01, exact_mirror=True)),
+        ("exp_adam", lambda p: OperatorOptimizer(p, Mirror(Entropy()) @ Adam(), lr=0.01, exact_mirror=True)),
+        ("adam_exp", lambda p: OperatorOptimizer(p, Adam() @ Mirror(Entropy()), lr=0.01)),
     ],
 )
 def test_the_batched_run_is_the_ordinary_one(name, make_optimizer):

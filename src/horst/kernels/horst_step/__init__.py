@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,12 +35,12 @@ def horst_step(
     found_inf: Tensor | None = None,
     cache: LaunchCache | None = None,
 ) -> None:
-    """AdamW's step, then the mirror step along the same direction, on every tensor of the lists, in place.
+    """AdamW's step, the mirror step along the same direction, the soft threshold: each tensor in place.
 
     Args:
         masks: Boolean tensors like the parameters; a weight is zero after the step where its mask is False.
-        grad_scale, found_inf: What ``torch.amp.GradScaler`` hands to an optimizer; for the fused backend alone.
-        cache: For the fused backend, one for each list of tensors that is stepped; without it the tables are made anew.
+        grad_scale, found_inf: Tensors that ``torch.amp.GradScaler`` hands to an optimizer; fused backend only.
+        cache: Tables of the fused backend, one cache per list of tensors; None builds them at each call.
 
     Example:
         >>> theta, g = torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])
@@ -47,11 +49,13 @@ def horst_step(
         >>> theta  # 0.85 * exp(-0.5) and -1.05 * exp(0.5)
         tensor([ 0.5156, -1.7312])
     """
+    if options.l1 and not isinstance(options.lr, Tensor) and not 0 <= options.lr * options.l1 < math.inf:
+        raise ValueError(f"lr * l1 must be a number of at least 0, got {options.lr} * {options.l1}. Check lr and l1.")
     if backend == "fused":
         _fused(tensors, options, masks, grad_scale, found_inf, cache or LaunchCache())
         return
     if grad_scale is not None or found_inf is not None:
-        raise RuntimeError(f"grad_scale and found_inf are for the fused backend, and {backend} was chosen.")
+        raise RuntimeError(f"grad_scale and found_inf are for the fused backend, got backend {backend!r}.")
     rounds_stochastically = options.stochastic_rounding and any(p.dtype is torch.bfloat16 for p in tensors.params)
     if backend == "foreach" and not rounds_stochastically:
         horst_step_multi_tensor(tensors, options)

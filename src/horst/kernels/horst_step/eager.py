@@ -21,6 +21,7 @@ from horst.kernels.bounded_mirror import LOG2_E, mirror_
 from horst.kernels.cache_blocking import cache_sized_pieces
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.rounding import rounding_noise, stochastic_round
+from horst.kernels.soft_threshold import soft_threshold_
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -61,6 +62,8 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
                 if max_exponent is not None:
                     exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
                 mirror_(theta, exponent, options.max_scale)
+            if options.l1:
+                soft_threshold_([theta], lr * options.l1)
             if is_half:
                 if options.stochastic_rounding and param.dtype is torch.bfloat16:
                     noise = rounding_noise(param.shape, step, salt, param.device)
@@ -72,7 +75,7 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
 
 
 def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
-    """Update all parameters with one call a formula term, in place. Temporaries: two copies of the parameters."""
+    """Update all parameters with one call per term of the formula, in place. Temporaries: two copies of them."""
     (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, *_) = options
     lr = _host_scalar(lr, capturable)
     for part in _by_device_and_dtype(tensors):
@@ -83,7 +86,7 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
         if maximize:
             g = list(torch._foreach_neg(g))
         if steps[0].is_cpu and not torch.compiler.is_compiling():
-            torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)  # wraps the 1 once, not once a tensor
+            torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)  # wraps the 1 once, not per tensor
         else:
             torch._foreach_add_(steps, 1)
         step_sizes, bias_correction2_sqrts = _bias_corrections(part, lr, beta1, beta2, capturable)
@@ -120,9 +123,21 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
                 torch._foreach_mul_(exponent, LOG2_E)
                 for t, e in zip(theta, exponent, strict=True):
                     mirror_(t, e, options.max_scale)
+        if options.l1:
+            _soft_threshold_multi_tensor(theta, lr * options.l1)
         if is_half:
             for column, values in ((params, theta), (exp_avgs, m), (exp_avg_sqs, v)):
                 torch._foreach_copy_(column, values)
+
+
+def _soft_threshold_multi_tensor(theta: list[Tensor], threshold: float | Tensor) -> None:
+    """The soft threshold by three calls where the host knows it; else tensor by tensor."""
+    if isinstance(threshold, Tensor) or torch.compiler.is_compiling():
+        soft_threshold_(theta, threshold)
+        return
+    clamped = torch._foreach_clamp_max(theta, threshold)
+    torch._foreach_clamp_min_(clamped, -threshold)
+    torch._foreach_sub_(theta, clamped)
 
 
 def _host_scalar(lr: float | Tensor, capturable: bool) -> float | Tensor:

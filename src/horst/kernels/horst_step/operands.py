@@ -1,4 +1,4 @@
-"""What a step works on, and how: passed whole from the optimizer to a backend."""
+"""The tensors and the options of a step, passed whole from the optimizer to a backend."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class StepTensors(NamedTuple):
-    """Lists of equal length, an entry a tensor; all but ``grads`` are updated in place.
+    """Lists of equal length, one entry per parameter; all but ``grads`` are updated in place.
 
-    ``steps`` are one-element float32 counters of the steps taken before this one; for the fused backend they live on
-    their parameter's device.
+    ``steps`` are one-element float32 counters of the steps taken so far; for the fused backend they live on their
+    parameter's device.
     """
 
     params: list[Tensor]
@@ -27,12 +27,13 @@ class StepOptions(NamedTuple):
     Attributes:
         alpha: Strength of the mirror step. With ``beta`` 0 too, the step is AdamW's.
         beta: Decay inside the mirror step.
-        max_exponent: Clamps the mirror step's exponent to ``[-max_exponent, max_exponent]``.
-        along_gradient: The mirror step goes along ``lr * grad`` (HAM) instead of Adam's step (HORST).
-        maximize: The gradient is turned round.
-        capturable: The host may not read the step counters or a tensor ``lr``.
-        stochastic_rounding: For bfloat16 parameters, see :mod:`horst.kernels.rounding`.
-        max_scale: Bounds the mirror step's metric, see :mod:`horst.kernels.bounded_mirror`.
+        max_exponent: Limit of the mirror step's exponent on both sides; None disables it.
+        along_gradient: Whether the mirror step goes along ``lr * grad`` (HAM) instead of Adam's step (HORST).
+        maximize: Whether to ascend: the gradient changes its sign.
+        capturable: Whether the host must not read the step counters or a tensor ``lr``.
+        stochastic_rounding: Whether bfloat16 parameters are rounded at random (:mod:`horst.kernels.rounding`).
+        max_scale: Bound on the mirror step's metric (:mod:`horst.kernels.bounded_mirror`); None disables it.
+        l1: Strength of the soft threshold at the end of the step: each weight shrinks by ``lr * l1``.
     """
 
     lr: float | Tensor
@@ -48,6 +49,7 @@ class StepOptions(NamedTuple):
     capturable: bool = False
     stochastic_rounding: bool = False
     max_scale: float | None = None
+    l1: float = 0.0
 
     @property
     def has_mirror_step(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from horst.kernels.bounded_mirror import bounded_mirror_reference
+from horst.kernels.soft_threshold import soft_threshold_reference
 
 
 def horst_step_reference(
@@ -27,6 +28,7 @@ def horst_step_reference(
     beta: float,
     max_exponent: float | None = None,
     max_scale: float | None = None,
+    l1: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""One step of Algorithm 2: AdamW, then the entropy mirror step along the same direction.
 
@@ -37,11 +39,13 @@ def horst_step_reference(
             \exp(-\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot u_k - \eta \beta)
 
     where :math:`\eta, \lambda, \epsilon, \alpha, \beta` are ``lr``, ``weight_decay``, ``eps``, ``alpha``, ``beta``.
+    The three options below go beyond the paper.
 
     Args:
-        step: The number of this step, counted from 1.
-        max_exponent: The exponent is clamped to ``[-max_exponent, max_exponent]``. None: not clamped, as in the paper.
-        max_scale: Bounds the mirror step's metric (:mod:`horst.kernels.bounded_mirror`). None: as in the paper.
+        step: Number of this step, counted from 1.
+        max_exponent: Limit of the exponent on both sides; None disables it.
+        max_scale: Bound on the mirror step's metric (:mod:`horst.kernels.bounded_mirror`); None disables it.
+        l1: Strength of the soft threshold ``lr * l1`` that ends the step; 0 disables it.
 
     Returns:
         The new ``theta``, ``m`` and ``v``.
@@ -49,7 +53,8 @@ def horst_step_reference(
     u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
     theta_half = theta - u - lr * weight_decay * theta
     exponent = _clamp(-alpha * theta_half.sign() * u - lr * beta, max_exponent)
-    return bounded_mirror_reference(theta_half, exponent, max_scale), m, v
+    theta = bounded_mirror_reference(theta_half, exponent, max_scale)
+    return soft_threshold_reference(theta, lr * l1) if l1 else theta, m, v
 
 
 def ham_step_reference(

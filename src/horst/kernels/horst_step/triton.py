@@ -1,6 +1,6 @@
 """HORST's and HAM's step as one Triton launch over all tensors of a group, in place and without temporaries.
 
-The floor is 28 bytes a float32 parameter: weight, gradient and two moments read, all but the gradient written.
+The floor is 28 bytes per float32 parameter: weight, gradient and two moments read, all but the gradient written.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def _one_minus_exp(x, ACC: tl.constexpr):
 def _update_block(
     theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
     lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-    max_exponent, max_scale,
+    max_exponent, max_scale, l1,
     ACC: tl.constexpr, MASKED: tl.constexpr, MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr,
-    CLAMP: tl.constexpr, BOUNDED: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr,
+    CLAMP: tl.constexpr, BOUNDED: tl.constexpr, L1: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr,
+    SPARSE: tl.constexpr,
 ):  # fmt: skip
     """The lines of reference.py, in their order, on one block. Loads in the storage dtypes, computes in ACC."""
     mask = offsets < n if MASKED else None  # a mask the compiler cannot see through forbids 16-byte accesses
@@ -69,6 +70,10 @@ def _update_block(
             limit = tl.full((), max_exponent, ACC)
             exponent = tl.minimum(tl.maximum(exponent, -limit), limit)
         theta = mirrored(theta, exponent, tl.full((), max_scale, ACC), BOUNDED)
+    if L1:
+        threshold = lr * tl.full((), l1, ACC)
+        shrunk = tl.where(theta < 0, theta + threshold, theta - threshold)
+        theta = tl.where(tl.abs(theta) <= threshold, 0.0, shrunk)  # <=, so that NaN stays NaN
     if SPARSE:
         theta = tl.where(tl.load(keep_ptr + offsets, mask=mask) != 0, theta, 0.0)
     if STOCHASTIC:
@@ -88,10 +93,10 @@ def _horst_kernel(
     lr: tl.float64, log_beta1: tl.float64, log_beta2: tl.float64,
     one_minus_beta1: tl.float64, beta2: tl.float64, one_minus_beta2: tl.float64,
     eps: tl.float64, weight_decay: tl.float64, alpha: tl.float64, beta: tl.float64,
-    max_exponent: tl.float64, max_scale: tl.float64,
+    max_exponent: tl.float64, max_scale: tl.float64, l1: tl.float64,
     THETA: tl.constexpr, M: tl.constexpr, V: tl.constexpr, GRAD: tl.constexpr, ACC: tl.constexpr,
     MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr, CLAMP: tl.constexpr, BOUNDED: tl.constexpr,
-    MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
+    L1: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
     tensor, start = locate(chunks, BLOCK, BLOCKS_PER_CHUNK)
@@ -123,15 +128,15 @@ def _horst_kernel(
         _update_block(
             theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
             lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-            max_exponent, max_scale,
-            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, MAXIMIZE, STOCHASTIC, SPARSE,
+            max_exponent, max_scale, l1,
+            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, L1, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
     else:
         _update_block(
             theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
             lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-            max_exponent, max_scale,
-            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, MAXIMIZE, STOCHASTIC, SPARSE,
+            max_exponent, max_scale, l1,
+            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, L1, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
 
     # The program that draws a tensor's last ticket advances its step counter: no second launch. After the barrier every
@@ -152,13 +157,10 @@ def horst_step_triton(
     found_inf: Tensor | None,
     cache: LaunchCache,
 ) -> None:
-    """Update all parameters, in place: one launch for each device and combination of dtypes.
+    """Update all parameters, in place: one launch per device and combination of dtypes.
 
     Gradients and moments laid out unlike their parameter, and parameters with gaps, go through contiguous copies.
-
-    Args:
-        masks: Boolean tensors like the parameters; a weight is zero after the step where its mask is False.
-        grad_scale, found_inf: What ``torch.amp.GradScaler`` hands over; read on the device.
+    ``grad_scale`` and ``found_inf`` are read on the device. Arguments: those of :func:`horst.kernels.horst_step`.
     """
     params, grads, exp_avgs, exp_avg_sqs, steps = tensors
     staged: list[tuple[Tensor, Tensor]] = []
@@ -168,7 +170,7 @@ def horst_step_triton(
         if any(step.device != p.device for p, step in zip(params, steps, strict=True)):
             raise RuntimeError(
                 "a step counter lies on another device than its parameter. Load states with load_state_dict, which "
-                "moves what it must, and not by writing to optimizer.state."
+                "moves them, not by writing to optimizer.state."
             )
         columns, staged = _walkable(params, grads, exp_avgs, exp_avg_sqs, *more)
         params, grads, exp_avgs, exp_avg_sqs, *more = columns
@@ -210,6 +212,7 @@ def horst_step_triton(
                 beta,
                 math.inf if max_exponent is None else max_exponent,
                 math.inf if options.max_scale is None else options.max_scale,
+                options.l1,
             ),
             (
                 TRITON_DTYPES[theta_dtype],
@@ -221,6 +224,7 @@ def horst_step_triton(
                 options.along_gradient,
                 max_exponent is not None,
                 options.max_scale is not None,
+                options.l1 != 0,
                 options.maximize,
                 options.stochastic_rounding and theta_dtype is torch.bfloat16,
                 masks is not None,

@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from horst.lab.baselines.penalize_l1 import penalize_l1
 from horst.lab.baselines.spred import factorize
 from horst.lab.baselines.together import Together
-from horst.optimizers.compose import compose
+from horst.operators import Adam, HyperbolicEntropy, Mirror
 from horst.optimizers.ham import HAM
 from horst.optimizers.horst import HORST
-from horst.optimizers.hyperbolic import HyperbolicAdam
 from horst.optimizers.l1 import soft_threshold
-from horst.optimizers.param_groups import Mirror, ParamGroups, param_groups
+from horst.optimizers.operator_optimizer import OperatorOptimizer
+from horst.optimizers.param_groups import MirrorOn, ParamGroups, param_groups
+from horst.optimizers.with_mirror_step import with_mirror_step
 from horst.sparsity import find_layers
 
 # adamw-held: AdamW whose learning rate has the bound of HORST's own rule
@@ -72,7 +73,7 @@ class Optimization:
     eps: float = 1e-8
     weight_decay: float = 0.1
     decay: Decay = "matrices"
-    mirror: Mirror = "matrices"
+    mirror: MirrorOn = "matrices"
     no_mirror: tuple[str, ...] = ()
     alpha: Alpha = 5.0
     beta: float = 0.0
@@ -203,6 +204,25 @@ def _horst(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
         return HORST(settings.groups(model, name), **settings.adam())
 
 
+def _hyperbolic(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
+    """Adam in the geometry of the hyperbolic entropy with gamma 1 / alpha: HORST's smooth relative, in one step.
+
+    A weight moves by about ``lr * sqrt(1 + (alpha * theta)**2)``, in HORST by about ``lr * (1 + alpha * |theta|)``.
+    """
+    alpha, groups = settings.alpha, settings.groups(model, name)
+    if isinstance(alpha, str):
+        raise ValueError(f"the hyperbolic contender needs alpha as a number, got {alpha!r}.")
+    mirrored = [group for group in groups if group["alpha"]]
+    rest = [group for group in groups if not group["alpha"]]
+    made: list[Optimizer] = []
+    if mirrored:
+        operator = Mirror(HyperbolicEntropy(1 / alpha)) @ (alpha * Adam(settings.betas, settings.eps))
+        made.append(OperatorOptimizer(mirrored, operator, settings.lr, exact_mirror=True))
+    if rest:
+        made.append(torch.optim.AdamW(rest, **settings.adam()))
+    return Together(*made)
+
+
 def _adamw_held(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
     del name
     optimizer = _horst(dataclasses.replace(settings, alpha="auto", beta=0.0), model, "horst")
@@ -228,7 +248,7 @@ def _muon(settings: Optimization, model: nn.Module, name: Name) -> Optimizer:
         return Together(muon, torch.optim.AdamW(rest, **settings.adam()))
     alpha, beta = settings.strength(name)
     with _any_lr():
-        return Together(compose(muon, alpha=alpha, beta=beta), HORST(rest, **settings.adam()))
+        return Together(with_mirror_step(muon, alpha=alpha, beta=beta), HORST(rest, **settings.adam()))
 
 
 def _apart(groups: ParamGroups, model: nn.Module) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -248,7 +268,7 @@ _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Name], Optimizer]] = {
     "adamw-held": _adamw_held,
     "ham": lambda settings, model, name: HAM(settings.groups(model, name), **settings.adam()),
     "horst": _horst,
-    "hyperbolic": lambda settings, model, name: HyperbolicAdam(settings.groups(model, name), **settings.adam()),
+    "hyperbolic": _hyperbolic,
     "muon": _muon,
     "horst-muon": _muon,
     "adamw-l1": _adamw_l1,

@@ -31,7 +31,8 @@ def once(path: pathlib.Path, config: Any, compute: Callable[[], dict[str, Any]],
         device: Which it computes on.
     """
     wanted = plain(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
-    rule = [auto_alpha.MAX_RATE, auto_alpha.WANDER, auto_alpha.SPREAD]  # the numbers of alpha="auto"
+    # the numbers of alpha="auto"
+    rule = [auto_alpha.MAX_RATE, auto_alpha.MAX_NOISE_IN_LOG, auto_alpha.MAX_SCALE_PER_RMS]
     key = {"config": wanted, "auto": rule}
     saved = _of_rank_0(lambda: _read(path, key))
     if not saved:

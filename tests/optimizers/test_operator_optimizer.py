@@ -1,7 +1,8 @@
-"""Composed: any operator as a torch optimizer, through the battery every optimizer must pass."""
+"""OperatorOptimizer: any operator as a torch optimizer, through the battery every optimizer must pass."""
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -22,7 +23,7 @@ from horst.operators import (
     Spectral,
     Steepest,
 )
-from horst.optimizers.composed import Composed
+from horst.optimizers.operator_optimizer import OperatorOptimizer
 
 OPERATORS = {
     "sgd": Identity(),
@@ -61,14 +62,14 @@ def train(params, optimizer, steps):
 def test_descends(name):
     params = parameters()
     before = float(loss_of(params).detach())
-    train(params, Composed(params, OPERATORS[name], lr=0.02), 100)
+    train(params, OperatorOptimizer(params, OPERATORS[name], lr=0.02), 100)
     assert float(loss_of(params).detach()) < 0.7 * before
 
 
 def test_sgd_and_adam_are_torchs():
     for operator, reference in ((Identity(), torch.optim.SGD), (Adam(), torch.optim.Adam)):
         ours, theirs = parameters(), parameters()
-        train(ours, Composed(ours, operator, lr=0.05), 20)
+        train(ours, OperatorOptimizer(ours, operator, lr=0.05), 20)
         train(theirs, reference(theirs, lr=0.05), 20)
         for p, q in zip(ours, theirs, strict=True):
             assert_close(p, q, rtol=1e-12, atol=1e-13)
@@ -76,7 +77,7 @@ def test_sgd_and_adam_are_torchs():
 
 def test_decoupled_weight_decay_is_adamws():
     ours, theirs = parameters(), parameters()
-    train(ours, Composed(ours, Adam(), lr=0.05, weight_decay=0.1), 20)
+    train(ours, OperatorOptimizer(ours, Adam(), lr=0.05, weight_decay=0.1), 20)
     train(theirs, torch.optim.AdamW(theirs, lr=0.05, weight_decay=0.1), 20)
     for p, q in zip(ours, theirs, strict=True):
         assert_close(p, q, rtol=1e-12, atol=1e-13)
@@ -85,7 +86,7 @@ def test_decoupled_weight_decay_is_adamws():
 def test_the_exact_step_of_exp_sgd_by_hand():
     p = torch.nn.Parameter(torch.tensor([2.0, -3.0, 0.0], dtype=torch.float64))
     p.grad = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
-    Composed([p], Mirror(Entropy()), lr=0.1, exact_mirror=True).step()
+    OperatorOptimizer([p], Mirror(Entropy()), lr=0.1, exact_mirror=True).step()
     before = torch.tensor([2.0, -3.0, 0.0], dtype=torch.float64)
     assert_close(p.detach(), before * torch.exp(-0.1 * before.sign()))
 
@@ -93,24 +94,24 @@ def test_the_exact_step_of_exp_sgd_by_hand():
 def test_a_tensor_is_one_vector_and_a_matrix_norm_sees_the_matrix():
     p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
     p.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
-    Composed([p], Steepest(L2()), lr=1.0).step()
+    OperatorOptimizer([p], Steepest(L2()), lr=1.0).step()
     assert_close(1 - p.detach(), p.grad / 5)  # one norm over all four entries, not one a row
     q = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
     q.grad = p.grad.clone()
-    Composed([q], Steepest(Spectral()), lr=1.0).step()
+    OperatorOptimizer([q], Steepest(Spectral()), lr=1.0).step()
     assert_close(1 - q.detach(), torch.eye(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_state_dict_round_trip_continues_bit_by_bit(name):
     params = parameters()
-    optimizer = Composed(params, OPERATORS[name], lr=0.01)
+    optimizer = OperatorOptimizer(params, OPERATORS[name], lr=0.01)
     train(params, optimizer, 5)
     buffer = io.BytesIO()
     torch.save(optimizer.state_dict(), buffer)
     buffer.seek(0)
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    restored = Composed(copies, OPERATORS[name], lr=0.5)
+    restored = OperatorOptimizer(copies, OPERATORS[name], lr=0.5)
     restored.load_state_dict(torch.load(buffer, weights_only=True))
     train(params, optimizer, 5)
     train(copies, restored, 5)
@@ -121,9 +122,9 @@ def test_state_dict_round_trip_continues_bit_by_bit(name):
 @pytest.mark.parametrize("name", ["exp-adam", "two-memories"])
 def test_counters_survive_a_bfloat16_checkpoint(name):
     params = parameters(torch.bfloat16)
-    optimizer = Composed(params, OPERATORS[name], lr=1e-4)
+    optimizer = OperatorOptimizer(params, OPERATORS[name], lr=1e-4)
     train(params, optimizer, 259)
-    restored = Composed(parameters(torch.bfloat16), OPERATORS[name])
+    restored = OperatorOptimizer(parameters(torch.bfloat16), OPERATORS[name])
     restored.load_state_dict(optimizer.state_dict())
     counters = [v for s in restored.state.values() for k, v in s.items() if k.endswith("step")]
     assert counters
@@ -132,7 +133,7 @@ def test_counters_survive_a_bfloat16_checkpoint(name):
 
 def test_loading_does_not_share_counters_with_the_checkpoint():
     params = parameters()
-    optimizer = Composed(params, Adam(), lr=0.01)
+    optimizer = OperatorOptimizer(params, Adam(), lr=0.01)
     train(params, optimizer, 3)
     saved = optimizer.state_dict()
     optimizer.load_state_dict(saved)
@@ -142,7 +143,7 @@ def test_loading_does_not_share_counters_with_the_checkpoint():
 
 def test_state_is_shaped_like_the_parameter():
     params = parameters()
-    optimizer = Composed(params, Steepest(L2()) @ Adam(), lr=0.01)
+    optimizer = OperatorOptimizer(params, Steepest(L2()) @ Adam(), lr=0.01)
     train(params, optimizer, 1)
     for p in params:
         assert optimizer.state[p]["exp_avg"].shape == p.shape
@@ -150,7 +151,7 @@ def test_state_is_shaped_like_the_parameter():
 
 def test_pickling_and_copying_keep_the_operator():
     params = parameters()
-    optimizer = Composed(params, Mirror(Entropy()) @ Adam(), lr=0.01, exact_mirror=True)
+    optimizer = OperatorOptimizer(params, Mirror(Entropy()) @ Adam(), lr=0.01, exact_mirror=True)
     train(params, optimizer, 3)
     for clone in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
         assert clone.operator == optimizer.operator
@@ -160,7 +161,7 @@ def test_pickling_and_copying_keep_the_operator():
 
 def test_groups_have_their_own_rate_and_form():
     params = parameters()
-    optimizer = Composed(
+    optimizer = OperatorOptimizer(
         [{"params": params[:1], "lr": 0.0}, {"params": params[1:], "exact_mirror": True}], Mirror(Entropy()), lr=0.1
     )
     before = [p.detach().clone() for p in params]
@@ -171,7 +172,7 @@ def test_groups_have_their_own_rate_and_form():
 
 def test_a_scheduler_and_a_tensor_rate_work():
     params = parameters()
-    optimizer = Composed(params, Identity(), lr=torch.tensor(0.1, dtype=torch.float64))
+    optimizer = OperatorOptimizer(params, Identity(), lr=torch.tensor(0.1, dtype=torch.float64))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     train(params, optimizer, 1)
     scheduler.step()
@@ -181,7 +182,7 @@ def test_a_scheduler_and_a_tensor_rate_work():
 def test_closure_missing_gradients_and_maximize():
     params = parameters()
     frozen = torch.nn.Parameter(torch.ones(2))
-    optimizer = Composed([*params, frozen], Identity(), lr=0.01, maximize=True)
+    optimizer = OperatorOptimizer([*params, frozen], Identity(), lr=0.01, maximize=True)
 
     def closure():
         optimizer.zero_grad()
@@ -200,7 +201,7 @@ def test_gradients_belong_to_the_user(name):
     params = parameters()
     loss_of(params).backward()
     before = [p.grad.clone() for p in params]
-    Composed(params, OPERATORS[name], lr=0.01, maximize=True).step()
+    OperatorOptimizer(params, OPERATORS[name], lr=0.01, maximize=True).step()
     for p, g in zip(params, before, strict=True):
         assert_close(p.grad, g, rtol=0, atol=0)
 
@@ -211,7 +212,7 @@ def test_non_contiguous_parameters(name):
     contiguous, strided = torch.nn.Parameter(base.T.contiguous()), torch.nn.Parameter(base.clone().T)
     assert not strided.is_contiguous()
     for p in (contiguous, strided):
-        train([p], Composed([p], OPERATORS[name], lr=0.01), 5)
+        train([p], OperatorOptimizer([p], OPERATORS[name], lr=0.01), 5)
     assert_close(strided, contiguous)
 
 
@@ -219,7 +220,7 @@ def test_non_contiguous_parameters(name):
 def test_an_empty_parameter_is_left_alone(name):
     p = torch.nn.Parameter(torch.zeros(0, 3))
     p.grad = torch.zeros(0, 3)
-    Composed([p], OPERATORS[name], lr=0.1).step()
+    OperatorOptimizer([p], OPERATORS[name], lr=0.1).step()
     assert p.shape == (0, 3)
 
 
@@ -236,11 +237,43 @@ def test_an_empty_parameter_is_left_alone(name):
 )
 def test_bad_arguments_say_what_to_do(arguments, error, text):
     with pytest.raises(error, match=text):
-        Composed([torch.nn.Parameter(torch.ones(3))], **{"operator": Identity(), **arguments})
+        OperatorOptimizer([torch.nn.Parameter(torch.ones(3))], **{"operator": Identity(), **arguments})
 
 
 def test_sparse_gradients_are_refused():
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse=False"):
-        Composed(embedding.parameters(), Identity(), lr=0.1).step()
+        OperatorOptimizer(embedding.parameters(), Identity(), lr=0.1).step()
+
+
+def hyperbolic_adam(params, lr, alpha, **options):
+    """Adam in the geometry of the hyperbolic entropy with gamma 1 / alpha, at Adam's own learning rate."""
+    adam = Adam(eps=options.pop("eps", 1e-8))
+    return OperatorOptimizer(
+        params, Mirror(HyperbolicEntropy(1 / alpha)) @ (alpha * adam), lr, exact_mirror=True, **options
+    )
+
+
+def test_a_factor_inside_is_a_learning_rate_outside():
+    ours, theirs = parameters(), parameters()
+    train(ours, hyperbolic_adam(ours, 0.02, 5.0), 20)
+    operator = Mirror(HyperbolicEntropy(1 / 5.0)) @ Adam()
+    train(theirs, OperatorOptimizer(theirs, operator, lr=5.0 * 0.02, exact_mirror=True), 20)
+    assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_hyperbolic_adam_tends_to_adamw_as_alpha_falls():
+    ours, theirs = parameters(), parameters()
+    train(ours, hyperbolic_adam(ours, 0.02, 1e-4, weight_decay=0.3), 20)
+    train(theirs, torch.optim.AdamW(theirs, lr=0.02, weight_decay=0.3), 20)
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_a_hyperbolic_step_by_hand_takes_the_decay_from_the_weight_before_it():
+    theta = torch.nn.Parameter(torch.tensor([1.0, 0.05], dtype=torch.float64))
+    theta.grad = torch.tensor([2.0, 2.0], dtype=torch.float64)
+    hyperbolic_adam([theta], 0.1, 5.0, weight_decay=0.5, eps=0.0).step()
+    expected = [0.2 * math.sinh(math.asinh(5 * x) - 0.5) - 0.05 * x for x in (1.0, 0.05)]
+    assert_close(theta.detach(), torch.tensor(expected, dtype=torch.float64))
+    assert theta[1] < 0, "signs may change"

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from horst.operators import Operator, State, dual_step, split_mirror
 
 
-class Composed(Optimizer):
+class OperatorOptimizer(Optimizer):
     r"""An operator as an optimizer.
 
     .. math::
@@ -38,7 +38,7 @@ class Composed(Optimizer):
     Example:
         >>> from horst.operators import Adam, Entropy, Mirror
         >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
-        >>> exp_adam = Composed([weight], Mirror(Entropy()) @ Adam(), lr=0.1, exact_mirror=True)
+        >>> exp_adam = OperatorOptimizer([weight], Mirror(Entropy()) @ Adam(), lr=0.1, exact_mirror=True)
         >>> weight.sum().backward()
         >>> exp_adam.step()
         >>> weight.detach()
@@ -119,7 +119,9 @@ class Composed(Optimizer):
     def _update(self, p: Tensor, group: dict[str, Any]) -> None:
         assert p.grad is not None
         if p.grad.is_sparse:
-            raise RuntimeError("Composed does not take sparse gradients. Build the embedding with sparse=False.")
+            raise RuntimeError(
+                "OperatorOptimizer does not take sparse gradients. Build the embedding with sparse=False."
+            )
         if not self.state[p]:
             self.state[p] = self.operator.init(p)
         # Only what couples entries needs the vector view; elementwise operators keep any shape.

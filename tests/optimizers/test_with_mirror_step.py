@@ -1,4 +1,4 @@
-"""compose: the mirror step after any optimizer."""
+"""with_mirror_step: the mirror step after any optimizer."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from horst import HORST, compose
+from horst import HORST, with_mirror_step
 from horst.kernels.mirror_step import mirror_step_reference
 
 
@@ -25,11 +25,11 @@ def give_gradients(*lists, seed=1):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("adamw", [{}, {"foreach": True}, {"fused": True}], ids=str)
-def test_composed_adamw_equals_horst_to_rounding(dtype, adamw, device):
+def test_adamw_with_a_mirror_step_equals_horst_to_rounding(dtype, adamw, device):
     shapes = [(20, 30), (7,)]
     a, b = params_like(shapes, dtype, device), params_like(shapes, dtype, device)
     base = torch.optim.AdamW(b, lr=1e-2, weight_decay=0.2, **adamw)
-    one, two = HORST(a, lr=1e-2, weight_decay=0.2, alpha=5.0, beta=0.3), compose(base, alpha=5.0, beta=0.3)
+    one, two = HORST(a, lr=1e-2, weight_decay=0.2, alpha=5.0, beta=0.3), with_mirror_step(base, alpha=5.0, beta=0.3)
     for k in range(20):
         give_gradients(a, b, seed=k)
         one.step()
@@ -55,7 +55,7 @@ def test_goes_along_the_base_optimizers_own_step(name):
     """The definition, with the base optimizer run beside it: u is its displacement without decoupled decay."""
     shapes = [(12, 9), (9, 9)]
     a, b = params_like(shapes, torch.float32), params_like(shapes, torch.float32)
-    composed, base = compose(BASES[name](a), alpha=5.0, beta=0.5), BASES[name](b)
+    composed, base = with_mirror_step(BASES[name](a), alpha=5.0, beta=0.5), BASES[name](b)
     for k in range(4):
         give_gradients(a, b, seed=k)
         before = [p.detach().clone() for p in b]
@@ -87,21 +87,21 @@ def test_a_third_party_optimizer_that_decays_must_be_explained():
     base = Mystery(params, weight_decay=0.1)
     groups = copy.deepcopy(base.param_groups)
     with pytest.raises(ValueError, match="decoupled_decay=True"):
-        compose(base)
+        with_mirror_step(base)
     assert set(base.param_groups[0]) == set(groups[0])  # nothing half-changed
-    composed = compose(base, decoupled_decay=True)
+    composed = with_mirror_step(base, decoupled_decay=True)
     old = params[0].detach().clone()
     give_gradients(params)
     composed.step()
     half = old * (1 - 0.01) - 0.1 * params[0].grad
     expected = mirror_step_reference(half, old, lr=0.1, weight_decay=0.1, alpha=5.0, beta=0.0)
     torch.testing.assert_close(params[0].detach(), expected)
-    compose(Mystery(params_like([(5,)])))  # without decay there is nothing to explain
+    with_mirror_step(Mystery(params_like([(5,)])))  # without decay there is nothing to explain
 
 
 def test_groups_bring_their_own_alpha():
     a, b = params_like([(4,), (4,)])
-    composed = compose(torch.optim.AdamW([{"params": [a], "alpha": 0.0}, {"params": [b]}]), alpha=3.0)
+    composed = with_mirror_step(torch.optim.AdamW([{"params": [a], "alpha": 0.0}, {"params": [b]}]), alpha=3.0)
     assert [g["mirror_alpha"] for g in composed.param_groups] == [0.0, 3.0]
     (c,) = params_like([(4,)])
     composed.add_param_group({"params": [c], "alpha": 1.0, "lr": 0.5})
@@ -110,14 +110,14 @@ def test_groups_bring_their_own_alpha():
 
 
 def test_rmsprop_keeps_its_own_alpha():
-    composed = compose(torch.optim.RMSprop(params_like([(4,)]), alpha=0.9), alpha=3.0)
+    composed = with_mirror_step(torch.optim.RMSprop(params_like([(4,)]), alpha=0.9), alpha=3.0)
     assert composed.param_groups[0]["alpha"] == 0.9
     assert composed.param_groups[0]["mirror_alpha"] == 3.0
 
 
 def test_alpha_zero_leaves_the_base_optimizer():
     a, b = params_like([(6, 3)]), params_like([(6, 3)])
-    composed, base = compose(torch.optim.SGD(a, lr=0.1), alpha=0.0), torch.optim.SGD(b, lr=0.1)
+    composed, base = with_mirror_step(torch.optim.SGD(a, lr=0.1), alpha=0.0), torch.optim.SGD(b, lr=0.1)
     give_gradients(a, b)
     composed.step()
     base.step()
@@ -130,7 +130,7 @@ def test_a_started_optimizer_keeps_its_state():
     for o in (started, plain):
         give_gradients(a, b)
         o.step()
-    composed = compose(started, alpha=0.0)
+    composed = with_mirror_step(started, alpha=0.0)
     give_gradients(a, b, seed=2)
     composed.step()
     plain.step()
@@ -143,7 +143,7 @@ def test_a_state_dict_of_the_base_optimizer_loads():
     give_gradients(params)
     base.step()
     state = copy.deepcopy(base.state_dict())
-    composed = compose(torch.optim.AdamW(params_like([(6, 3)])), alpha=3.0)
+    composed = with_mirror_step(torch.optim.AdamW(params_like([(6, 3)])), alpha=3.0)
     composed.load_state_dict(state)
     assert composed.param_groups[0]["mirror_alpha"] == 3.0
     assert composed.param_groups[0]["lr"] == 0.1
@@ -168,7 +168,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_compose_leaves_the_optimizer_as_it_was(name):
+def test_a_refusal_leaves_the_optimizer_as_it_was(name):
     make, options, text = REFUSED[name]
     a, b = params_like([(6, 3), (3, 3)]), params_like([(6, 3), (3, 3)])
     base, beside = make(a), make(b)
@@ -177,7 +177,7 @@ def test_a_refused_compose_leaves_the_optimizer_as_it_was(name):
         o.step()
     before = snapshot(base)
     with pytest.raises((TypeError, ValueError), match=text):
-        compose(base, **options)
+        with_mirror_step(base, **options)
     assert snapshot(base) == before
     for group in (*base.param_groups, *beside.param_groups):
         group["lr"] = 0.1
@@ -187,12 +187,12 @@ def test_a_refused_compose_leaves_the_optimizer_as_it_was(name):
     beside.step()
     assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
     assert not torch.equal(a[0], params_like([(6, 3)])[0])
-    assert compose(base, alpha=2.5).param_groups[0]["mirror_alpha"] == 2.5  # what was refused has left no trace
+    assert with_mirror_step(base, alpha=2.5).param_groups[0]["mirror_alpha"] == 2.5  # no trace of the refusal
 
 
 def test_a_refused_group_leaves_no_trace():
     a, b = params_like([(4, 4), (4, 4)])
-    composed = compose(torch.optim.AdamW([a], lr=1e-3), alpha="auto")
+    composed = with_mirror_step(torch.optim.AdamW([a], lr=1e-3), alpha="auto")
     group = {"params": [b], "lr": 0.0, "beta": 0.5}
     with pytest.raises(ValueError, match="lr is 0"):
         composed.add_param_group(group)
@@ -203,15 +203,15 @@ def test_a_refused_group_leaves_no_trace():
     assert composed.param_groups[1]["mirror_alpha"] > 0
 
 
-def test_an_optimizer_is_composed_once():
+def test_an_optimizer_gets_one_mirror_step():
     base = torch.optim.SGD(params_like([(3, 3)]), lr=0.1)
-    first = compose(base, alpha=5.0)
-    with pytest.raises(ValueError, match=r"SGD has been composed already.*mirror_alpha=5.0.*make a new SGD"):
-        compose(base, alpha=20.0)
+    first = with_mirror_step(base, alpha=5.0)
+    with pytest.raises(ValueError, match=r"SGD has a mirror step already.*mirror_alpha=5.0.*make a new SGD"):
+        with_mirror_step(base, alpha=20.0)
     assert first.param_groups[0]["mirror_alpha"] == 5.0
     params = params_like([(3,), (3,)])  # but a group may bring its own strength under the long name
     rmsprop = torch.optim.RMSprop([{"params": params[:1], "mirror_alpha": 2.0}, {"params": params[1:]}])
-    assert [g["mirror_alpha"] for g in compose(rmsprop, alpha=3.0).param_groups] == [2.0, 3.0]
+    assert [g["mirror_alpha"] for g in with_mirror_step(rmsprop, alpha=3.0).param_groups] == [2.0, 3.0]
 
 
 def test_auto_over_muon_is_for_steps_like_adams():
@@ -220,24 +220,24 @@ def test_auto_over_muon_is_for_steps_like_adams():
 
     for options in ({}, {"adjust_lr_fn": "original"}):
         with pytest.raises(ValueError, match=r"Muon with adjust_lr_fn=.* square root .*adjust_lr_fn='match_rms_adamw'"):
-            compose(muon(**options), alpha="auto")
-    compose(muon(), alpha=5.0)  # a number is the user's own
-    composed = compose(muon(adjust_lr_fn="match_rms_adamw"), alpha="auto")
-    adamw = compose(torch.optim.AdamW(params_like([(8, 8)]), lr=1e-3, betas=(0.9, 0.95)), alpha="auto")
+            with_mirror_step(muon(**options), alpha="auto")
+    with_mirror_step(muon(), alpha=5.0)  # a number is the user's own
+    composed = with_mirror_step(muon(adjust_lr_fn="match_rms_adamw"), alpha="auto")
+    adamw = with_mirror_step(torch.optim.AdamW(params_like([(8, 8)]), lr=1e-3, betas=(0.9, 0.95)), alpha="auto")
     assert composed.param_groups[0]["mirror_alpha"] == adamw.param_groups[0]["mirror_alpha"]
     (p,) = params_like([(8, 8)])
     with pytest.raises(ValueError, match="adjust_lr_fn='original'"):
         composed.add_param_group({"params": [p], "adjust_lr_fn": "original"})
     (q,) = params_like([(8, 8)])
-    compose(torch.optim.Muon([{"params": [q], "adjust_lr_fn": "match_rms_adamw"}], lr=1e-3), alpha="auto")
+    with_mirror_step(torch.optim.Muon([{"params": [q], "adjust_lr_fn": "match_rms_adamw"}], lr=1e-3), alpha="auto")
 
 
 def test_auto_warns_when_a_larger_rate_is_loaded_from_the_base_optimizer():
     (p,) = params_like([(8, 8)])
-    composed = compose(torch.optim.AdamW([p], lr=1e-3), alpha="auto")
+    composed = with_mirror_step(torch.optim.AdamW([p], lr=1e-3), alpha="auto")
     composed.load_state_dict(torch.optim.AdamW([p], lr=1e-3).state_dict())  # warnings are errors
-    composed.load_state_dict(compose(torch.optim.AdamW([p], lr=1e-2), alpha="auto").state_dict())
-    composed = compose(torch.optim.AdamW([p], lr=1e-3), alpha="auto")
+    composed.load_state_dict(with_mirror_step(torch.optim.AdamW([p], lr=1e-2), alpha="auto").state_dict())
+    composed = with_mirror_step(torch.optim.AdamW([p], lr=1e-3), alpha="auto")
     with pytest.warns(UserWarning, match=r"mirror_alpha=.* for lr=0.001, and .* has lr=0.01"):
         composed.load_state_dict(torch.optim.AdamW([p], lr=1e-2).state_dict())
 
@@ -245,15 +245,15 @@ def test_auto_warns_when_a_larger_rate_is_loaded_from_the_base_optimizer():
 @pytest.mark.parametrize(
     ("base", "options", "text"),
     [
-        (torch.optim.AdamW, {}, "make it first"),
+        (torch.optim.AdamW, {}, "build it first"),
         ("adamw", {}, "must be a torch optimizer"),
         (lambda: HORST(params_like([(3,)])), {}, "takes a mirror step already"),
         (lambda: torch.optim.SGD(params_like([(3,)])), {"alpha": (5.0, 1.0)}, "alpha"),
-        (lambda: torch.optim.SGD(params_like([(3,)])), {"max_exponent": "5"}, "max_exponent"),
+        (lambda: torch.optim.SGD([{"params": params_like([(3,)]), "max_exponent": "5"}]), {}, "max_exponent"),
     ],
 )
 def test_bad_input_is_refused(base, options, text):
     if callable(base) and not isinstance(base, type):
         base = base()
     with pytest.raises(TypeError, match=text):
-        compose(base, **options)
+        with_mirror_step(base, **options)
