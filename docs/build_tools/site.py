@@ -9,9 +9,10 @@ from typing import Any
 import griffe
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Links to files outside of the documentation become their text: the site does not hold those files."""
-    return re.sub(r"\[([^\]]+)\]\(\.\./(?!\.\.)[^)]*\)", r"\1", markdown)
+    outside = "../" * (page.file.src_uri.count("/") + 1)
+    return re.sub(rf"\[([^\]]+)\]\({re.escape(outside)}[^)]*\)", r"\1", markdown)
 
 
 class Docstrings(griffe.Extension):
