@@ -258,7 +258,6 @@ def test_sigterm_while_text_is_tokenized_leaves_what_was_there(horst, monkeypatc
         pathlib.Path("out/mine.txt").write_text("keep me")
 
     def tokenize(sources, folder, **options):
-        folder.mkdir()
         (folder / "train.bin").write_text("half")
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("it went on")
@@ -269,7 +268,7 @@ def test_sigterm_while_text_is_tokenized_leaves_what_was_there(horst, monkeypatc
         found = horst("data", "tokenize", "a.txt", "--out", "out", "--overwrite")
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert (found.code, found.err) == (143, "horst data: stopped; what was begun is removed.\n")
+    assert (found.code, found.err) == (143, "horst data: stopped; unfinished output is removed.\n")
     assert [str(path) for path in pathlib.Path().rglob("*")] == (["out", "out/mine.txt"] if there else [])
 
 
