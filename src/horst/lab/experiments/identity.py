@@ -33,7 +33,7 @@ def settings(run: Any, optimizer: Name) -> dict[str, Any]:
         run: A ``LanguageConfig`` or a ``VisionConfig``.
         optimizer: The contender.
     """
-    found = fields.settings(run, without=("nothing",), reader=optimizer)
+    found = fields.settings(run, without=["nothing"], reader=optimizer)
     del found["data"]  # a path: what lies there is told by its digest
     settings: dict[str, Any] = to_json(found)
     return settings
