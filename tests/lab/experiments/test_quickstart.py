@@ -192,8 +192,8 @@ def test_at_full_size_horst_is_ahead_where_the_readme_says_so(tmp_path):
     result = run(Config(directory=tmp_path), silent)
     changes = quickstart_tables.language_changes(result)
     assert all(changes[level] < 0 for level in (0.0, 0.5, 0.6, 0.7, 0.8))
-    proximal = quickstart_tables.language_changes(result, "horst-l1")
-    assert all(proximal[level] < changes[level] for level in proximal)
+    with_l1 = quickstart_tables.language_changes(result, "horst-l1")
+    assert all(with_l1[level] < changes[level] for level in with_l1)
     dense = [row["perplexity"] for row in result.rows if row["optimizer"] == "adamw" and row.get("sparsity") == 0.0]
     pruned = [r["perplexity"] for r in result.rows if r["optimizer"] == "horst-l1" and r["sparsity"] == 0.8]
     assert statistics.mean(pruned) < statistics.mean(dense)
