@@ -309,8 +309,8 @@ def test_a_run_that_is_there_twice_does_not_pass_for_another_seed(tmp_path):
 def test_other_settings_get_a_section_of_their_own(tmp_path):
     assert len(built(tmp_path, one_shot(), one_shot(seeds=(1,), steps=99)).all("section")) == 3
     first, other = one_shot(), one_shot(seeds=(1,))
-    for given, beta2 in ((first, 0.95), (other, 0.999)):  # a figure would take one for a seed of the other
-        given.config["run"]["optimization"] = {"betas": [0.9, beta2], "alpha": 5.0}
+    for result, beta2 in ((first, 0.95), (other, 0.999)):  # a figure would take one for a seed of the other
+        result.config["run"]["optimization"] = {"betas": [0.9, beta2], "alpha": 5.0}
     assert len(built(tmp_path, first, other).all("section")) == 3
     other.config["run"]["optimization"] = {"betas": [0.9, 0.95], "alpha": 20.0}  # a strength, which rows say
     assert len(built(tmp_path, first, other).all("section")) == 2
