@@ -106,6 +106,14 @@ def test_default_decay_is_the_papers_language_code(gpt2):
     assert decayed == {n for n, p in gpt2.named_parameters() if ".h." in n and p.ndim == 2}
 
 
+def test_decay_on_all_tensors_is_what_the_class_does(gpt2, deit):
+    for model in (gpt2, deit):
+        decayed, _ = rule(model, decay="all")
+        assert decayed == {n for n, _ in model.named_parameters()}
+    decayed, _ = rule(gpt2, decay="all", no_decay=["norm", "bias", "vector", "position"])
+    assert decayed == {n for n, p in gpt2.named_parameters() if p.ndim == 2 and "wpe" not in n}
+
+
 def test_blocks_and_all(gpt2, llama):
     _, mirrored = rule(gpt2, mirror="blocks")
     assert mirrored == {n for n, p in gpt2.named_parameters() if ".h." in n and p.ndim == 2}
@@ -115,7 +123,8 @@ def test_blocks_and_all(gpt2, llama):
 
 def test_exclusions_by_kind_and_by_pattern(llama):
     decayed, mirrored = rule(llama, no_decay=["*.q_proj.*"], no_mirror=["embedding", "head"])
-    assert "model.embed_tokens.weight" in decayed
+    assert "lm_head.weight" in decayed
+    assert "model.embed_tokens.weight" not in decayed
     assert not any("q_proj" in n for n in decayed)
     assert "model.embed_tokens.weight" not in mirrored
     assert "lm_head.weight" not in mirrored
@@ -184,6 +193,7 @@ def test_the_table_counts_every_parameter(deit):
         ({"l1": 0.03}, ValueError, r"l1=0.03 found no repeated blocks in Linear.*Leave l1 out, and set group\['l1'\]"),
         ({"l1": 0.03, "mirror": "blocks"}, ValueError, r"mirror='blocks' found no.*Use mirror='matrices'.*Leave l1"),
         ({"l1": -0.1}, ValueError, "l1 must be a number of at least 0, got -0.1; use 0 to leave it out"),
+        ({"decay": "none"}, ValueError, "decay must be one of 'matrices', 'all', got 'none'"),
         ({"no_decay": "embedding"}, TypeError, r"write \['embedding'\]"),
         ({"no_mirror": ["heads"]}, ValueError, "'heads', which is neither a kind"),
         ({"alpha": -1.0}, ValueError, "alpha"),

@@ -16,9 +16,10 @@ from horst.parameters.kinds import Kind, block_prefixes, clean_name, parameter_k
 
 __all__ = ["ParamGroups", "ParamRow", "param_groups"]
 
+DecayOn = Literal["matrices", "all"]
 MirrorOn = Literal["matrices", "blocks", "all"]
 _KINDS: tuple[str, ...] = get_args(Kind)
-_NEVER_DECAYED = ("norm", "bias", "vector")
+_VECTORS = ("norm", "bias", "vector")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +76,9 @@ def param_groups(
     weight_decay: float = 1e-2,
     alpha: Alpha = 5.0,
     beta: float = 0.0,
+    decay: DecayOn = "matrices",
     mirror: MirrorOn = "all",
-    no_decay: Collection[str] = ("embedding", "position"),
+    no_decay: Collection[str] = (),
     no_mirror: Collection[str] = (),
     l1: float = 0.0,
 ) -> ParamGroups:
@@ -85,8 +87,8 @@ def param_groups(
     The kinds are those of :func:`horst.parameters.kinds.parameter_kinds`: matrix, embedding, position (class token
     included), head, norm, bias, vector.
 
-    - Decay: matrices and an untied head. Never norms, biases and vectors; not embeddings and positions, as in the
-      paper's language code (``no_decay``).
+    - Weight decay: ``"matrices"`` is matrices and an untied head, without embeddings and positions, as in the paper's
+      language code. ``"all"`` is every tensor, as in :class:`horst.HORST` itself and ``torch.optim.AdamW``.
     - Mirror step: ``"all"`` is every tensor, as in Algorithm 2 and :class:`horst.HORST` itself. ``"matrices"`` is every
       tensor of two or more dimensions, embeddings, positions and head included: the rule of HAM's public code.
       ``"blocks"`` is the matrices inside the repeated blocks alone, which are what gets pruned.
@@ -97,6 +99,7 @@ def param_groups(
     Args:
         weight_decay, alpha, beta: Values for the parameters that get them; the others get 0. ``alpha="auto"`` is
             left to the optimizer, which knows the learning rate.
+        decay: Tensors that get weight decay.
         mirror: Tensors that get the mirror step.
         no_decay: Kinds, or patterns of names (``"*.q_proj.*"``), that get no decay after all.
         no_mirror: Kinds or patterns that get no mirror step after all, such as ``("embedding", "head")``.
@@ -120,8 +123,9 @@ def param_groups(
     check_alpha(alpha, "use 0 for no mirror step")
     check_number("beta", beta, "use 0 for none")
     check_number("l1", l1, "use 0 to leave it out")
-    if mirror not in get_args(MirrorOn):
-        raise ValueError(f"mirror must be one of {', '.join(map(repr, get_args(MirrorOn)))}, got {mirror!r}.")
+    for argument, given, allowed in (("decay", decay, get_args(DecayOn)), ("mirror", mirror, get_args(MirrorOn))):
+        if given not in allowed:
+            raise ValueError(f"{argument} must be one of {', '.join(map(repr, allowed))}, got {given!r}.")
     for argument, rules in (("no_decay", no_decay), ("no_mirror", no_mirror)):
         if isinstance(rules, str):
             raise TypeError(f"{argument} is a list of kinds or patterns: write [{rules!r}], not {rules!r}.")
@@ -151,9 +155,9 @@ def param_groups(
     groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for raw_name, p in params.items():
         name, kind = clean_name(raw_name), kinds[raw_name]
-        decays = kind not in _NEVER_DECAYED and not _applies(no_decay, name, kind)
+        decays = (decay == "all" or kind in ("matrix", "head")) and not _applies(no_decay, name, kind)
         is_block_matrix = kind == "matrix" and any(raw_name.startswith(prefix) for prefix in blocks)
-        mirrors = is_block_matrix if mirror == "blocks" else mirror == "all" or kind not in _NEVER_DECAYED
+        mirrors = is_block_matrix if mirror == "blocks" else mirror == "all" or kind not in _VECTORS
         mirrors = mirrors and not _applies(no_mirror, name, kind)
         shrinks = l1 != 0 and is_block_matrix
         rows.append(ParamRow(name, tuple(p.shape), kind, decays, mirrors, shrinks))

@@ -33,7 +33,7 @@ SETTINGS: Mapping[str, Callable[[Row], Any]] = {
     "beta2": lambda row: row.get("beta2"),
     "decay": lambda row: row.get("weight_decay"),
     "decay on": lambda row: row.get("decay"),
-    "mirror step on": lambda row: row.get("mirror"),
+    "mirror step on": lambda row: row.get("mirror") if row.get("alpha") else None,
 }
 # What a table may choose the best of, and how a cell names the choice.
 TUNABLE = {"lr": "lr", "weight_decay": "decay", "beta2": "beta2", "alpha": "alpha", "l1": "l1", "strength": "strength"}
