@@ -85,5 +85,8 @@ def settings(model: nn.Module, optimizer: Optimizer, sparsifier: Sparsifier | No
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in group.items() if key not in _SPEED_OPTIONS}
     options["lr"] = float(group.get("initial_lr", group["lr"]))
-    options = {key: value if isinstance(value, (bool, int, float)) else repr(value) for key, value in options.items()}
+    options = {
+        key: value if isinstance(value, (bool, int, float, type(None))) else repr(value)
+        for key, value in options.items()
+    }
     return {**options, "parameters": len(group["params"])}
