@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -13,7 +14,13 @@ from horst import HAM, HORST, param_groups, with_mirror_step
 from horst.integrations.matrices import MatrixHORST
 from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
 from horst.lab.baselines.together import Together
-from horst.optimizers.auto_alpha import MAX_NOISE_IN_LOG, MAX_RATE, MAX_SCALE_PER_RMS, root_mean_square, typical_width
+from horst.optimizers.auto_alpha import (
+    MAX_NOISE_IN_LOG,
+    MAX_RATE,
+    MAX_SCALE_PER_RMS,
+    root_mean_square,
+    typical_width,
+)
 from horst.optimizers.l1 import soft_threshold
 
 BETAS = (0.9, 0.95)  # short enough a memory for the largest rate
@@ -97,10 +104,10 @@ def test_weights_that_come_back_from_silence_are_not_thrown_out():
 
 def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     net = model()
-    optimizer = HORST(net.parameters(), lr=2e-3, alpha="auto", betas=BETAS)
+    optimizer = HORST(net.parameters(), lr=1e-2, alpha="auto", betas=BETAS)
     (group,) = optimizer.param_groups
-    assert group["alpha"] == MAX_RATE / 2e-3
-    assert group["max_exponent"] == MAX_RATE
+    assert group["alpha"] == MAX_RATE / 1e-2
+    assert group["max_exponent"] == pytest.approx(MAX_RATE)
     assert group["max_scale"] == pytest.approx(MAX_SCALE_PER_RMS * size(net))
     groups = param_groups(net, weight_decay=0.1, alpha="auto", mirror="matrices")
     groups[0]["lr"] = 1e-2
@@ -111,6 +118,45 @@ def test_auto_is_the_rate_over_lr_and_a_multiple_of_the_weights_size():
     own = {"params": list(net.parameters()), "max_scale": 0.5}
     assert HORST([own], alpha="auto").param_groups[0]["max_scale"] == 0.5
     assert root_mean_square([torch.full((3,), 2.0)]) == 2.0
+
+
+@given(scale=st.floats(1e-3, 2.0), lr=st.floats(1e-7, 1e-1), beta2=st.sampled_from([0.9, 0.95, 0.999]))
+def test_the_mirror_half_is_a_small_multiple_of_adams_half_whatever_the_learning_rate(scale, lr, beta2):
+    """A rate alone made alpha 791 at a learning rate of 2e-5, which destroyed a trained model within five steps."""
+    weight = nn.Parameter(torch.full((16, 16), scale))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a learning rate that is large beside the weights is clipped
+        (group,) = HORST([weight], lr=lr, betas=(0.9, beta2), alpha="auto").param_groups
+    assert group["alpha"] * scale <= 4.0 * (1 + 1e-6)
+    assert group["max_exponent"] <= MAX_RATE * (1 + 1e-6)
+    assert group["max_exponent"] == pytest.approx(group["alpha"] * min(lr, group["max_step"]))
+
+
+def test_fine_tuning_with_auto_stays_near_adamw():
+    """A trained network goes on with a learning rate of 2e-5: no optimizer may lose what was learnt."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    inputs = torch.randn(512, 16)
+    targets = torch.sin(2 * inputs)
+    adam = torch.optim.Adam(net.parameters(), lr=3e-3)
+
+    def loss_of(module):
+        return (module(inputs) - targets).square().mean()
+
+    def train(module, optimizer, steps):
+        for _ in range(steps):
+            loss_of(module).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss_of(module).item()
+
+    trained = train(net, adam, 300)
+    tuned = {}
+    for name, options in {"adamw": {"alpha": 0.0}, "auto": {"alpha": "auto"}}.items():
+        own = copy.deepcopy(net)
+        tuned[name] = train(own, HORST(own.parameters(), lr=2e-5, betas=BETAS, **options), 20)
+    assert tuned["adamw"] < trained
+    assert tuned["auto"] < trained
 
 
 def mirrored(params, lr, bounds=None, **options):
@@ -225,28 +271,29 @@ def test_a_state_from_before_the_bound_goes_on_without_it(make, prefix, alone):
 def test_wide_models_get_a_smaller_rate(width, rate):
     with torch.random.fork_rng():
         net = nn.ModuleList([nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.LayerNorm(width)])
-    (group,) = HORST(net.parameters(), lr=1e-4, alpha="auto", betas=BETAS).param_groups
-    assert group["alpha"] == pytest.approx(rate / 1e-4)
+    lr = rate * size(net) / 3
+    (group,) = HORST(net.parameters(), lr=lr, alpha="auto", betas=BETAS).param_groups
+    assert group["alpha"] == pytest.approx(rate / lr)
     assert group["max_exponent"] == pytest.approx(rate)
     assert group["max_scale"] == pytest.approx(MAX_SCALE_PER_RMS * size(net), rel=1e-4)
 
 
 @pytest.mark.parametrize(("beta2", "rate"), [(0.0, MAX_RATE), (0.99, 0.05), (0.999, 0.0158), (0.9999, 0.005)])
 def test_a_long_memory_of_squared_gradients_gets_a_smaller_rate(beta2, rate):
-    (group,) = HORST(model().parameters(), lr=1e-4, alpha="auto", betas=(0.9, beta2)).param_groups
-    assert group["alpha"] * 1e-4 == pytest.approx(rate, rel=2e-3)
+    (group,) = HORST(model().parameters(), lr=1e-2, alpha="auto", betas=(0.9, beta2)).param_groups
+    assert group["alpha"] * 1e-2 == pytest.approx(rate, rel=2e-3)
     assert group["max_exponent"] == pytest.approx(min(MAX_RATE, MAX_NOISE_IN_LOG * math.sqrt(1 - beta2)))
 
 
 def test_each_group_has_the_rate_of_its_own_memory_and_an_optimizer_without_one_the_largest():
     net = model()
     groups = [{"params": [net[0].weight]}, {"params": [net[2].weight], "betas": BETAS}]
-    short, long = (HORST(groups, lr=1e-3, alpha="auto").param_groups[i]["alpha"] for i in (1, 0))
-    assert long == pytest.approx(MAX_NOISE_IN_LOG * math.sqrt(1e-3) / 1e-3)
-    assert short == pytest.approx(MAX_RATE / 1e-3)
-    muon = torch.optim.Muon([nn.Parameter(torch.ones(4, 4))], lr=1e-3, adjust_lr_fn="match_rms_adamw")
+    short, long = (HORST(groups, lr=1e-2, alpha="auto").param_groups[i]["alpha"] for i in (1, 0))
+    assert long == pytest.approx(MAX_NOISE_IN_LOG * math.sqrt(1e-3) / 1e-2)
+    assert short == pytest.approx(MAX_RATE / 1e-2)
+    muon = torch.optim.Muon([nn.Parameter(torch.full((4, 4), 0.2))], lr=1e-2, adjust_lr_fn="match_rms_adamw")
     assert with_mirror_step(muon, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(short)
-    adamw = torch.optim.AdamW(model().parameters(), lr=1e-3)
+    adamw = torch.optim.AdamW(model().parameters(), lr=1e-2)
     assert with_mirror_step(adamw, alpha="auto").param_groups[0]["mirror_alpha"] == pytest.approx(long)
 
 
@@ -256,7 +303,7 @@ def test_the_width_is_the_shorter_side_and_survives_odd_shapes():
     assert typical_width([torch.zeros(900)]) == 30  # flat pieces of a model that is sharded so
     assert typical_width([torch.zeros(0, 5), torch.tensor(1.0)]) == 1
     (group,) = HORST(
-        [nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 5))], alpha="auto", betas=BETAS
+        [nn.Parameter(torch.tensor(0.02)), nn.Parameter(torch.zeros(0, 5))], alpha="auto", betas=BETAS
     ).param_groups
     assert group["alpha"] == pytest.approx(MAX_RATE / 1e-3)  # an empty matrix is no matrix
 
@@ -264,8 +311,8 @@ def test_the_width_is_the_shorter_side_and_survives_odd_shapes():
 def test_a_group_added_later_is_resolved_by_its_own_weights():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     optimizer = HORST(first.parameters(), lr=1e-3, alpha="auto", betas=BETAS)
-    optimizer.add_param_group({"params": list(second.parameters()), "lr": 1e-4})
-    assert optimizer.param_groups[1]["alpha"] == pytest.approx(MAX_RATE / 1e-4)
+    optimizer.add_param_group({"params": list(second.parameters()), "lr": 1e-2})
+    assert optimizer.param_groups[1]["alpha"] == pytest.approx(MAX_RATE / 1e-2)
     assert optimizer.param_groups[1]["max_scale"] == pytest.approx(MAX_SCALE_PER_RMS * size(second))
     with pytest.raises(ValueError, match="lr is 0"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], "lr": 0.0})
@@ -274,7 +321,7 @@ def test_a_group_added_later_is_resolved_by_its_own_weights():
 
 def test_a_schedule_scales_both_steps_and_a_checkpoint_keeps_the_choice():
     net = model()
-    optimizer = HORST(net.parameters(), lr=1e-3, alpha="auto", betas=BETAS)
+    optimizer = HORST(net.parameters(), lr=1e-2, alpha="auto", betas=BETAS)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
     assert optimizer.param_groups[0]["alpha"] * scheduler.get_last_lr()[0] == pytest.approx(0.1 * MAX_RATE)
     other = model()
@@ -345,11 +392,13 @@ def test_a_state_of_adamw_made_with_our_groups_leaves_the_choice_as_it_is():
 @BOTH
 def test_a_learning_rate_above_the_one_it_was_built_for_warns_once(make, prefix):
     weight = nn.Parameter(torch.full((8, 8), 0.02))
-    optimizer = make([weight], 1e-4, alpha="auto")
+    optimizer = make([weight], 5e-4, alpha="auto")
     weight.grad = torch.ones_like(weight)
     optimizer.step()  # silent: warnings are errors here
     optimizer.param_groups[0]["lr"] = 1e-3
-    with pytest.warns(UserWarning, match=r"for lr=0.0001, and it now has lr=0.001: alpha \* lr is 1, not 0.1") as told:
+    with pytest.warns(
+        UserWarning, match=r"for lr=0.0005, and it now has lr=0.001: alpha \* lr is 0.2, not 0.1"
+    ) as told:
         optimizer.step()
     assert [warning.filename for warning in told] == [__file__]
     optimizer.step()

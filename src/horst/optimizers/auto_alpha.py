@@ -12,16 +12,21 @@ rate is the least of
   those whose gradients were averaged. That is the idea. Measured: DeiT-small failed at a rate of 0.05 with a ``beta2``
   of 0.999. So a rate of 0.1 takes a ``beta2`` of 0.96 or less, and AdamW's default of 0.999 gets 0.016.
 
+Alpha itself is at most ``MAX_MIRROR_PER_ADAM`` over the root mean square of the weights: on a weight of that size the
+mirror half of a step is at most so many times Adam's half. It binds at the small learning rates of fine-tuning, where a
+fixed rate would make alpha huge and destroy a trained model within a few steps.
+
 The rule also writes three bounds into the groups, unless a group has its own:
 
 - ``max_step``, ``MAX_RATE`` times the root mean square of the weights: larger learning rates are clipped to it. So
   neither half of a usual step moves a weight of that size by more than about a tenth.
 - ``max_scale``, ``MAX_SCALE_PER_RMS`` times the root mean square, or times ``1 / alpha`` if that is more: it bounds the
   metric ``|theta|`` (:mod:`horst.kernels.bounded_mirror`), in which a few weights would grow exponentially.
-- ``max_exponent``, the rate: it limits the exponent. Adam's step is about ``lr``, but up to seven times that for
+- ``max_exponent``, ``alpha * lr``: it limits the exponent. Adam's step is about ``lr``, but up to seven times that for
   weights whose gradients were zero for long, such as those that sparse training brings back.
 
-Together: the mirror step scales no weight by more than ``exp(rate)``, and moves none by more than ``rate * max_scale``.
+Together: the mirror step scales no weight by more than ``exp(alpha * lr)``, and moves none by more than
+``alpha * lr * max_scale``.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ BOUNDS = ("max_exponent", "max_scale", "max_step")
 MAX_RATE = 0.1
 MAX_NOISE_IN_LOG = 0.5
 MAX_SCALE_PER_RMS = 16.0
+MAX_MIRROR_PER_ADAM = 4.0
 
 
 class AutoAlpha:
@@ -104,9 +110,10 @@ class AutoAlpha:
             if group[self._max_step] is None:
                 group[self._max_step] = MAX_RATE * size
                 clipped = max(clipped, lr if lr > MAX_RATE * size else 0.0)
-            group[self._alpha] = rate / min(lr, group[self._max_step])
+            lr_counted = min(lr, group[self._max_step])
+            group[self._alpha] = min(rate / lr_counted, MAX_MIRROR_PER_ADAM / size)
             if group[self._max_exponent] is None:
-                group[self._max_exponent] = rate
+                group[self._max_exponent] = group[self._alpha] * lr_counted
             if group[self._max_scale] is None:
                 group[self._max_scale] = MAX_SCALE_PER_RMS * max(size, 1 / group[self._alpha])
             self._chosen[_key(group)] = (group[self._alpha], lr)

@@ -61,8 +61,8 @@ class HORST(MirroredAdam):
         >>> optimizer = HORST(model.parameters(), lr=1e-3, alpha=5.0)
         >>> model(torch.ones(3, 4)).square().mean().backward()
         >>> optimizer.step()
-        >>> HORST(model.parameters(), lr=1e-3, betas=(0.9, 0.95), alpha="auto").param_groups[0]["alpha"]
-        100.0
+        >>> HORST([torch.nn.Parameter(torch.full((4, 4), 0.02))], lr=1e-3, alpha="auto").param_groups[0]["alpha"]
+        15.8...
 
     References: HORST, Algorithm 2 and Corollary 4.5.
     """
