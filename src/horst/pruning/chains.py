@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.pruning.blocks import BlockSequence
-
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 _HOST = torch.device("cpu")
 
@@ -34,12 +32,12 @@ class Chain:
     """A sequence of blocks, how each is called for each batch, and the hidden states on their way through.
 
     Args:
-        sequence: The blocks.
+        blocks: Blocks by name.
         device: Device that blocks run on; None is where each is.
     """
 
-    def __init__(self, sequence: BlockSequence, device: torch.device | None) -> None:
-        self.blocks, self.device = sequence.blocks, device
+    def __init__(self, blocks: Mapping[str, nn.Module], device: torch.device | None) -> None:
+        self.blocks, self.device = blocks, device
         self.calls: list[list[_Call]] = []  # by batch and block, on the host, without the hidden state
         self.hidden: list[Tensor] = []  # by batch, on the host: the input of the block that is next
         self.tails: list[tuple[Any, ...] | None] = []  # by batch: what the first block returned after the hidden state

@@ -133,7 +133,7 @@ class Plan:
             )
 
     def prune(self, sparsity: float | None, *, sequential: bool) -> Report:
-        """Block by block: gather, prune, go on."""
+        """Block by block: gather, then prune."""
         counts = self.counts(sparsity)
         if self.how.statistic is None:
             return self._report([self._prune(layer, {}, counts[layer.name]) for layer in self.targets])
@@ -191,8 +191,8 @@ class Plan:
         self._gather_norms(needed=self.batches is not None)
         scores: dict[str, Callable[[], list[Tensor]]] = {
             block: partial(lambda inside: [self._scores(layer).abs() for layer in inside], inside)
-            for sequence in block_sequences(self.model)
-            for block, inside in layers_by_block(self.targets, sequence).items()
+            for blocks in block_sequences(self.model).values()
+            for block, inside in layers_by_block(self.targets, blocks).items()
             if inside
         }
         if not scores:

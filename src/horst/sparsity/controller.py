@@ -34,9 +34,9 @@ from torch.optim import Optimizer
 
 from horst.parameters.kinds import clean_name
 from horst.parameters.sharding import as_shard_of, local_shard, part_of, random_scores
-from horst.sparsity import copies, ownership, saved_state
-from horst.sparsity.best import BestModels
+from horst.sparsity import copies, optimizer_hooks, saved_state
 from horst.sparsity.choice import Chooser
+from horst.sparsity.copies import BestModels
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Pattern, check_replicas, mask_hash, parse_pattern
@@ -104,7 +104,7 @@ class Sparsifier(abc.ABC):
     ) -> None:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        ownership.refuse_a_second(self.optimizers)
+        optimizer_hooks.refuse_a_second(self.optimizers)
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
         self.pattern, self.sparsity = self._chooser.pattern, self._chooser.sparsity
@@ -113,7 +113,7 @@ class Sparsifier(abc.ABC):
         self.steps = 0
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
-        self._owner = ownership.find_owners(self.optimizers, self.layers)
+        self._owner = optimizer_hooks.find_owners(self.optimizers, self.layers)
         self._names = copies.names_of(self.layers, model)
         # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
@@ -130,7 +130,7 @@ class Sparsifier(abc.ABC):
         # What close() does, also for a sparsifier that is dropped. It holds the optimizers weakly: the hooks of
         # keep_zeros hold the sparsifier, and the two would never be freed.
         owned = [(weakref.ref(opt), [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
-        self._release = weakref.finalize(self, ownership.release, self._handles, owned)
+        self._release = weakref.finalize(self, optimizer_hooks.release, self._handles, owned)
         self._release.atexit = False
         try:
             if self._resume_from is None:
@@ -143,7 +143,7 @@ class Sparsifier(abc.ABC):
         except BaseException:
             self.close()  # an exception keeps the unfinished sparsifier alive, and nobody else could close it
             raise
-        ownership.note(self)
+        optimizer_hooks.note(self)
 
     # --- what a method says -------------------------------------------------------------------------------------
 
@@ -266,14 +266,14 @@ class Sparsifier(abc.ABC):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well.
+        """Continue where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well.
 
         Its tensors may be whole or DTensors, whatever the number of ranks that saved them.
         """
         saved_state.restore(self, state_dict)
 
     def close(self) -> None:
-        """Remove all hooks: training goes on without masks. Close one sparsifier before building the next."""
+        """Remove all hooks: training continues without masks. Close one sparsifier before building the next."""
         self._release()
 
     def __enter__(self) -> Self:
@@ -315,10 +315,6 @@ class Sparsifier(abc.ABC):
                 del self._pruned[name]
         self._masks_changed()
         self._zero_weights(always=True)
-
-    def _restore_all(self) -> None:
-        """Every layer dense again."""
-        self._set_pruned({name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}, "restore")
 
     def _as_saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For a checkpoint: this rank's parts of tensors that are named and shaped like the model's."""

@@ -27,7 +27,7 @@ from horst.sparsity.selection import kth_magnitude
 class Recorder:
     """Records a sparsifier's events in :attr:`records`, a list of plain dictionaries.
 
-    The sparsifier's ``state_dict`` holds what was recorded: a run that is resumed with a new recorder goes on with it.
+    The sparsifier's ``state_dict`` holds what was recorded: a resumed run with a new recorder continues it.
 
     Args:
         sparsifier: The sparsifier to watch.
