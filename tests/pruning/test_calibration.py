@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from horst.pruning import Hessian, InputNorms, SparseGPT, calibrate, prune
-from horst.pruning.blocks import block_sequences, layers_by_block
+from horst.pruning.chains import block_sequences, layers_by_block
 from horst.sparsity import find_layers
 from horst.sparsity.masks import Block
 

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.parameters.modes import evaluating
-from horst.pruning.blocks import block_sequences, layers_by_block
-from horst.pruning.chains import Batch, Chain, NotAChain, replayed, run_model
+from horst.parameters.modes import Batch, evaluating
+from horst.pruning.chains import Chain, NotAChain, block_sequences, layers_by_block, replayed, run_model
 from horst.pruning.method import Statistic
 from horst.sparsity.layers import Layer, is_linear
 
@@ -47,11 +46,12 @@ def calibrate(
 
     Args:
         model: The model. It stays where it is; one block at a time is on ``device``.
-        batches: Each as the model takes it: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
-            Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the statistics.
+        batches: Batches as the model takes them, each a tensor, a tuple or list of arguments, or a mapping of keyword
+            arguments. Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the
+            statistics.
         layers: The weights to gather for; each must belong to a linear layer that is called.
         statistic: Class of the sums.
-        visit: Called with the layers of one block after the other.
+        visit: Function that is called with the layers of one block after the other.
         sequential: Whether a block's inputs come from the blocks before it as ``visit`` left them (one more pass
             through each block), or as they were.
         device: Device to compute on; None is where each block is.

@@ -34,7 +34,7 @@ class OWL:
         """The sparsity of each block, :func:`horst.sparsity.owl_ratios`, with one block's scores in memory at a time.
 
         Args:
-            scores: By the name of a block, a function that computes the scores of its layers.
+            scores: Functions, by the name of a block, that compute the scores of its layers.
             sparsity: The mean over the blocks.
         """
         shares = {block: outlier_share(compute(), self.threshold) for block, compute in scores.items()}

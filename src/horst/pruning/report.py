@@ -15,7 +15,7 @@ class PrunedLayer:
 
     Args:
         name: The parameter's name.
-        shape: Its shape.
+        shape: Shape of the parameter.
         kept: Number of its weights that are not zero.
         error: Share of the output's energy lost on the calibration inputs, ``|X W' - X W|^2 / |X W|^2``; None where
             the method does not know it.

@@ -101,8 +101,8 @@ def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer")
     0.01), with a warning, up to four times.
 
     Args:
-        H: Symmetric, positive semidefinite. A zero on its diagonal is an input that never fired: it is left out of the
-            mean, and replaced by it.
+        H: Matrix, symmetric and positive semidefinite. A zero on its diagonal is an input that never fired: it is left
+            out of the mean, and replaced by it.
         damping: Share of the mean diagonal.
         name: Name of the layer, for messages.
 
@@ -146,10 +146,11 @@ def compensate(
     and count; where they alone are more than ``count``, more than ``count`` weights go.
 
     Args:
-        W: Out x in, float32; left as it is.
+        W: Weights, out x in, float32; left as it is.
         U: Factor of the inverse, see :func:`inverse_factor`.
-        dead: Boolean, one entry per column.
-        pattern: None is single weights; N:M decides for each group just before its columns are frozen.
+        dead: Booleans, one per column: whether its input never fired.
+        pattern: Pattern of the mask; None is single weights; N:M decides for each group just before its columns are
+            frozen.
         count: Number of single weights to remove; not read for N:M.
         block: Columns whose updates the rest of the matrix receives in one product.
 
@@ -204,7 +205,7 @@ class SparseGPT(Method):
     """Remove the weights of least effect on the output, and let the others of their row make up for them.
 
     Args:
-        damping: Added to the diagonal of H, as a share of its mean.
+        damping: Number added to the diagonal of H, as a share of its mean.
         block: Columns that are chosen together.
 
     Example:

@@ -26,10 +26,11 @@ class ACDC(Sparsifier):
     Args:
         schedule: The phases: :func:`~horst.sparsity.schedules.acdc_epochs` (the reference's),
             :func:`~horst.sparsity.schedules.acdc_steps` or your own :class:`~horst.sparsity.schedules.Phases`.
-        restore: ``"zeros"``: pruned weights come back as zeros (the reference). ``"values"``: with the values they had
-            when they were pruned, as code that masks in the forward pass only has it.
+        restore: Values of restored weights. ``"zeros"``: pruned weights come back as zeros (the reference).
+            ``"values"``: with the values they had when they were pruned, as code that masks in the forward pass only
+            has it.
         distribution: One global threshold, as the reference. Its uniform variant is ``"uniform"``.
-        policy: By default the reference's: first moments of all parameters are zeroed at each restore.
+        policy: State policy; by default the reference's: first moments of all parameters are zeroed at each restore.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 

@@ -21,10 +21,10 @@ masks, and the engine then leaves the zeroing of those weights to the optimizer.
 from __future__ import annotations
 
 import abc
-import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -76,12 +76,12 @@ class Sparsifier(abc.ABC):
         optimizer: The optimizer, or a list of those that share the model's parameters. One that has an open sparsifier
             is refused: :meth:`close` that one first.
         sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
-        distribution: How the zeros are divided among the layers, see :mod:`horst.sparsity.distributions`.
+        distribution: Division of the zeros among the layers, see :mod:`horst.sparsity.distributions`.
         policy: Effect of a change of masks on the optimizer's state.
-        layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
+        layers: Preset of layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
         include: Name patterns of weights to mask as well.
         exclude: Name patterns of weights to leave dense.
-        pattern: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
+        pattern: Pattern of the masks: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
         seed: Seed of the random scores, which are equal on every rank and device.
         state_dict: State of a run to resume. Pass it here, not to :meth:`load_state_dict`, where the weights are those
             of the checkpoint already: the method's first mask would spoil them.
@@ -226,19 +226,19 @@ class Sparsifier(abc.ABC):
 
     # --- evaluation and saving ----------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def evaluate(self, model: nn.Module) -> Iterator[nn.Module]:
+    def evaluate(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
         """``model``, an average (EMA) of the trained one, with the present masks; put back on leaving.
 
         The average of a pruned weight fades but is not zero. Masking it here costs one pass at each evaluation
         instead of one at each training step.
         """
-        with copies.masked(model, self._pruned, self._names):
-            yield model
+        return copies.masked(model, self._pruned, self._names)
 
+    @torch.no_grad()
     def apply_to(self, model: nn.Module) -> None:
         """Zero the pruned weights of another copy of the model for good, as for saving an EMA."""
-        copies.mask_(model, self._pruned, self._names)
+        for weight, zeros in copies.matched(model, self._pruned, self._names):
+            weight.masked_fill_(zeros, 0)
 
     def masked_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a model's ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""

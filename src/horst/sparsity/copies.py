@@ -31,7 +31,7 @@ def masked(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, s
     """``model`` with its pruned weights zero; put back on leaving."""
     saved = []
     with torch.no_grad():
-        for weight, zeros in _matched(model, pruned, names):
+        for weight, zeros in matched(model, pruned, names):
             saved.append((weight, zeros, weight[zeros]))
             weight.masked_fill_(zeros, 0)
     try:
@@ -40,13 +40,6 @@ def masked(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, s
         with torch.no_grad():
             for weight, zeros, values in saved:
                 weight[zeros] = values
-
-
-@torch.no_grad()
-def mask_(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
-    """Zero the pruned weights of ``model`` for good."""
-    for weight, zeros in _matched(model, pruned, names):
-        weight.masked_fill_(zeros, 0)
 
 
 @torch.no_grad()
@@ -68,20 +61,20 @@ def masked_state_dict(
     return out
 
 
-def _matched(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> list[tuple[Tensor, Tensor]]:
+def matched(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> list[tuple[Tensor, Tensor]]:
     """The local weights of a copy of the model, each once, with the trained model's pruned weights."""
-    matched: dict[int, tuple[Tensor, Tensor]] = {}
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}
     seen = set()
     for name, p in model.named_parameters(remove_duplicate=False):
         layer = names.get(clean_name(name))
         if layer is not None and layer in pruned:
             weight = local_shard(p)
-            matched[id(p)] = (weight, pruned[layer].to(weight.device))  # averages may live on the CPU
+            pairs[id(p)] = (weight, pruned[layer].to(weight.device))  # averages may live on the CPU
             seen.add(layer)
     for layer in pruned:
         if layer not in seen:
             raise ValueError(f"the given model has no parameter {layer!r}: it must be a copy of the trained one.")
-    return list(matched.values())
+    return list(pairs.values())
 
 
 @dataclass(frozen=True)

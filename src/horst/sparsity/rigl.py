@@ -33,7 +33,7 @@ class Exchange(Sparsifier, abc.ABC):
     the next one that is taken.
 
     Args:
-        schedule: When, and how many: :class:`~horst.sparsity.schedules.DropGrow`.
+        schedule: Schedule of the exchanges: :class:`~horst.sparsity.schedules.DropGrow`.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
     """

@@ -23,7 +23,7 @@ class Phases:
     Args:
         changes: The steps at which phases change; the first and the last begin a sparse phase.
         end: Steps of the whole run; the last sparse phase ends there.
-        steps_per_epoch: Only for printing: the table is given in epochs of this length.
+        steps_per_epoch: Length of an epoch, in which the table is printed; nothing else reads it.
 
     Example:
         >>> print(Phases((10, 15, 30), end=50).table())
@@ -186,9 +186,10 @@ class DropGrow:
 
     Args:
         every: Steps between exchanges; the first is at step ``every``.
-        end: No exchange at this step or later.
+        end: Step from which on nothing is exchanged.
         fraction: Share of a layer's kept weights exchanged at the start.
-        decay: ``"cosine"`` to zero at ``end`` (the paper) or ``"constant"`` (the published code's default).
+        decay: Decay of ``fraction``: ``"cosine"`` to zero at ``end`` (the paper) or ``"constant"`` (the published
+            code's default).
 
     Example:
         >>> schedule = DropGrow(every=100, end=300)

@@ -28,14 +28,14 @@ class StatePolicy:
     """Which entries of the optimizer's state are zeroed when masks change.
 
     Args:
-        on_prune: When weights are removed: ``"keep"``, ``"reset-pruned"`` (their entries) or ``"reset-all"`` (every
-            entry of every parameter).
-        on_restore: When weights come back: ``"keep"``, ``"reset-regrown"`` (their entries) or ``"reset-all"``.
-        moments: ``"both"``: every state tensor shaped like its parameter, whatever its name. ``"first"`` or
-            ``"second"``: those whose names are known (:data:`FIRST_MOMENTS`, :data:`SECOND_MOMENTS`). Or a tuple of
-            names. Optimizers that keep *weights* in their state (a float32 master copy, schedule-free's ``z``) need
-            names with ``"reset-all"``.
-        reset_step: With ``"reset-all"``, also set ``step`` to 0, as bias correction needs when both moments restart.
+        on_prune: Rule when weights are removed: ``"keep"``, ``"reset-pruned"`` (their entries) or ``"reset-all"``
+            (every entry of every parameter).
+        on_restore: Rule when weights come back: ``"keep"``, ``"reset-regrown"`` (their entries) or ``"reset-all"``.
+        moments: Entries to reset. ``"both"``: every state tensor shaped like its parameter, whatever its name.
+            ``"first"`` or ``"second"``: those whose names are known (:data:`FIRST_MOMENTS`, :data:`SECOND_MOMENTS`). Or
+            a tuple of names. Optimizers that keep *weights* in their state (a float32 master copy, schedule-free's
+            ``z``) need names with ``"reset-all"``.
+        reset_step: Whether ``"reset-all"`` also sets ``step`` to 0, as bias correction needs when both moments restart.
 
     Example:
         >>> StatePolicy(on_restore="reset-all", moments="first")  # AC/DC's reference: momentum restarts
