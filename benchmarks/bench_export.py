@@ -26,8 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horst.export import compare, load_sparse, save_sparse, sparsify, to_semi_structured
-from horst.export.calls import interleaved_times
-from horst.export.cpu_kernels import KERNELS, TOKENS, available_kernels, csr_tensor, to_csr
+from horst.export.cpu_kernels import KERNELS, TOKENS, available_kernels, csr_tensor, interleaved_times, to_csr
 from horst.extras import load_extra
 from horst.lab.experiments.result import Result, environment
 from horst.sparsity import find_layers, magnitude_mask

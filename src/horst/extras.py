@@ -5,33 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# The extra of pyproject.toml that brings a package.
-EXTRA_OF = {
-    "accelerate": "hf",
-    "datasets": "text",
-    "jax": "optax",
-    "lightning": "lightning",
-    "matplotlib": "lab",
-    "numpy": "lab",
-    "onnx": "onnx",
-    "onnxruntime": "onnx",
-    "onnxscript": "onnx",
-    "optax": "optax",
-    "peft": "peft",
-    "pyarrow": "text",
-    "rich": "lab",
-    "safetensors": "lab",
-    "scipy": "lab",
-    "sklearn": "lab",
-    "submitit": "slurm",
-    "tensorboard": "tensorboard",
-    "tiktoken": "text",
-    "timm": "lab",
-    "torchvision": "vision",
-    "transformers": "hf",
-    "tyro": "lab",
-    "wandb": "wandb",
+_PACKAGES = {
+    "hf": ("accelerate", "transformers"),
+    "lab": ("matplotlib", "numpy", "rich", "safetensors", "scipy", "sklearn", "timm", "tyro"),
+    "lightning": ("lightning",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "optax": ("jax", "optax"),
+    "peft": ("peft",),
+    "slurm": ("submitit",),
+    "tensorboard": ("tensorboard",),
+    "text": ("datasets", "pyarrow", "tiktoken"),
+    "vision": ("torchvision",),
+    "wandb": ("wandb",),
 }
+# The extra of pyproject.toml that brings a package.
+EXTRA_OF = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 
 
 def load_extra(name: str) -> Any:

@@ -165,7 +165,7 @@ def locked(directory: PathLike, *, required: bool = False) -> Iterator[None]:
     The lock also ends when the process does, however that happens.
 
     Args:
-        directory: Made if it does not exist. The lock is the file ``.lock`` in it.
+        directory: Directory to lock, made if it does not exist. The lock is the file ``.lock`` in it.
         required: Whether a system without file locks is an error. Otherwise nothing keeps other processes out there.
 
     Raises:
@@ -179,7 +179,7 @@ def locked(directory: PathLike, *, required: bool = False) -> Iterator[None]:
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    # The file stays: one that is deleted and made anew would be another lock.
+    # The file stays: one that is deleted and rebuilt would be another lock.
     with _once_per_process(directory), open(directory / LOCK_FILE, "a") as file:
         try:
             if fcntl is None:

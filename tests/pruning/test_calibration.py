@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from horst.pruning import Hessian, InputNorms, SparseGPT, calibrate, prune
-from horst.pruning.blocks import block_sequences, layers_by_block
+from horst.pruning.chains import block_sequences, layers_by_block
 from horst.sparsity import find_layers
 from horst.sparsity.masks import Block
 
@@ -48,7 +48,7 @@ def inputs_by_whole_runs(model, batches, layers):
 def prune_by_whole_runs(model, batches, method, sparsity, layers, sequential):
     """Block after block (or all at once): whole runs, then each layer of the block."""
     groups = [
-        inside for s in block_sequences(model) for inside in layers_by_block(layers, s).values() if inside
+        inside for s in block_sequences(model).values() for inside in layers_by_block(layers, s).values() if inside
     ]  # fmt: skip
     rest = [layer for layer in layers if not any(layer in group for group in groups)]
     groups = [group for group in [*groups, rest] if group]
@@ -99,7 +99,7 @@ def gathered(model, batches, layers, sequential=False, statistic=InputNorms):
 def test_nothing_is_left_behind(name):
     model, batches = ARCHITECTURES[name]()
     model.train()
-    model.get_submodule(next(iter(block_sequences(model)[0].blocks))).eval()
+    model.get_submodule(next(iter(next(iter(block_sequences(model).values()))))).eval()
     before = [(key, module.training, dict(module.__dict__).keys()) for key, module in model.named_modules()]
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     use_cache = getattr(getattr(model, "config", None), "use_cache", None)

@@ -20,7 +20,7 @@ from horst.pruning import (
     mask_by_score,
     wanda_scores,
 )  # fmt: skip
-from horst.pruning.precision import full_float32
+from horst.pruning.sparsegpt import full_float32
 from horst.sparsity.masks import NM, Block
 
 NONE = torch.tensor([])

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 
 from horst.sparsity import Cubic, DropGrow, Phases, Rounds, acdc_epochs, acdc_steps, rigl_steps
-from horst.sparsity.schedules import acdc_cifar
 from horst.sparsity.selection import exact_floor
 
 
@@ -30,9 +29,10 @@ def test_acdc_300_epochs_extends_the_rule():
     assert schedule.restore_at == (*range(15, 266, 10), 275)
 
 
-def test_acdc_cifar_is_the_reference_table():
-    assert acdc_cifar().prune_at == (10, 50, 90, 130, 170)
-    assert acdc_cifar().restore_at == (30, 70, 110, 150)
+def test_acdc_for_cifar_is_the_reference_table():
+    schedule = acdc_epochs(200, sparse=20, dense=20, last_dense=20, last_sparse=30)
+    assert schedule.prune_at == (10, 50, 90, 130, 170)
+    assert schedule.restore_at == (30, 70, 110, 150)
 
 
 @pytest.mark.parametrize("epochs", range(40, 140))

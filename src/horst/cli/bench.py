@@ -88,7 +88,7 @@ def time_step(model: GPT2, options: Options, device: torch.device) -> list[Row]:
 
     from horst import HORST
     from horst.cli.doctor import try_backends
-    from horst.export.calls import interleaved_times
+    from horst.export.cpu_kernels import interleaved_times
 
     wrong = [row for row in try_backends(device.type == "cuda") if row["why not"].startswith("its result differs")]
     if wrong:

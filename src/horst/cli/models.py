@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.output import nearest
 from horst.export.hf import DENSE_FILE, SPARSE_FILE, load_pretrained, save_hugging_face
-from horst.export.safetensors_header import read_header
-from horst.export.sparse_index import shorten
+from horst.export.safetensors_header import read_header, shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
 from horst.files import InvalidFileError, path_inside, read_json, whole_directory, write_json

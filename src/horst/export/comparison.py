@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from horst.export.calls import Inputs, as_call, interleaved_times
+from horst.export.cpu_kernels import interleaved_times
 from horst.export.onnx import export_onnx
 from horst.export.semi_structured import to_semi_structured
 from horst.export.sparse_linear import SparseLinear, linear_layers, sparsify
 from horst.export.sparse_safetensors import save_sparse
 from horst.extras import load_extra
-from horst.parameters.modes import evaluating
+from horst.parameters.modes import Batch, as_call, evaluating
 
+_FORMATS = {"form": "{}", "file_bytes": "{:,.2f} MB", "memory_bytes": "{:,.2f} MB", "speedup": "{:.2f}"}
+_FORMATS |= dict.fromkeys(("file_ratio", "memory_ratio", "milliseconds"), "{:.3f}") | {"max_error": "{:.1e}"}
 FORMS = ("dense", "sparse-safetensors", "sparse-linear", "onnx", "2:4")
 
 
@@ -48,23 +50,15 @@ class Comparison:
             "|---|---|---|---|---|---|---|---|",
         ]
         for row in self.rows:
-            cells = (
-                row["form"],
-                _cell(row["file_bytes"], lambda n: f"{n / 1e6:,.2f} MB"),
-                _cell(row["file_ratio"], "{:.3f}".format),
-                _cell(row["memory_bytes"], lambda n: f"{n / 1e6:,.2f} MB"),
-                _cell(row["memory_ratio"], "{:.3f}".format),
-                _cell(row["milliseconds"], "{:.3f}".format),
-                _cell(row["speedup"], "{:.2f}".format),
-                _cell(row["max_error"], "{:.1e}".format),
-            )
+            megabytes = {key: row[key] and row[key] / 1e6 for key in ("file_bytes", "memory_bytes")}
+            cells = ["" if v is None else _FORMATS[key].format(v) for key, v in (row | megabytes).items()]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
 
 @torch.no_grad()
 def compare(
-    model: nn.Module, example_inputs: Inputs, *, forms: Sequence[str] = FORMS[:3], seconds: float = 5.0
+    model: nn.Module, example_inputs: Batch, *, forms: Sequence[str] = FORMS[:3], seconds: float = 5.0
 ) -> Comparison:
     """Measure a pruned model, dense and in other forms, on this machine.
 
@@ -75,7 +69,7 @@ def compare(
         model: The pruned model, on the device to measure on.
         example_inputs: A tensor, a sequence of arguments, or a mapping from names to arguments. The number of tokens
             in it decides much: measure with what you will run.
-        forms: Some of ``"dense"`` (always there), ``"sparse-safetensors"`` (a file, dense again when loaded),
+        forms: Names among ``"dense"`` (always there), ``"sparse-safetensors"`` (a file, dense again when loaded),
             ``"sparse-linear"`` (:func:`sparsify` for the number of tokens in ``example_inputs``, on a CPU), ``"onnx"``
             (extra ``onnx``) and ``"2:4"`` (:func:`to_semi_structured`, on a GPU).
         seconds: Duration of all timing together.
@@ -89,16 +83,13 @@ def compare(
     unknown = [form for form in forms if form not in _BUILDERS]
     if unknown:
         raise ValueError(f"forms must be among {', '.join(_BUILDERS)}, got {unknown}.")
-    args, kwargs = as_call(example_inputs)
+    call = as_call(example_inputs)
     with evaluating(model), tempfile.TemporaryDirectory() as folder:
-        built = {
-            form: _BUILDERS[form](model, args, kwargs, pathlib.Path(folder))
-            for form in dict.fromkeys(("dense", *forms))
-        }
+        built = {form: _BUILDERS[form](model, call, pathlib.Path(folder)) for form in dict.fromkeys(("dense", *forms))}
         calls = {form: one.call for form, one in built.items() if one.call is not None}
         times = interleaved_times(calls, seconds=seconds)
         milliseconds = {form: 1e3 * statistics.median(taken) for form, taken in times.items()}
-        outputs = {form: list(_tensors(call())) for form, call in calls.items()}
+        outputs = {form: list(_tensors(run())) for form, run in calls.items()}
     rows: list[dict[str, Any]] = [
         {
             "form": form,
@@ -123,6 +114,9 @@ def compare(
     return Comparison(rows, notes)
 
 
+_Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
 @dataclass(frozen=True)
 class _Built:
     """A form of the model: its size, how to call it if it runs, and what to say of it."""
@@ -133,22 +127,20 @@ class _Built:
     notes: list[str]
 
 
-def _dense(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: pathlib.Path) -> _Built:
+def _dense(model: nn.Module, call: _Call, folder: pathlib.Path) -> _Built:
     size = save_sparse(model, folder / "dense.safetensors", min_sparsity=1.0).stat().st_size
     notes = ["Zeros in the dense form cost what other weights cost: bytes in the file, in memory, and time."]
-    return _Built(size, _bytes(model), _caller(model, args, kwargs), notes)
+    return _Built(size, _bytes(model), _caller(model, call), notes)
 
 
-def _sparse_safetensors(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: pathlib.Path
-) -> _Built:
+def _sparse_safetensors(model: nn.Module, call: _Call, folder: pathlib.Path) -> _Built:
     size = save_sparse(model, folder / "sparse.safetensors").stat().st_size
     note = "sparse-safetensors is a form of the file. Loaded, the model is dense again: same memory, same time."
     return _Built(size, _bytes(model), None, [note])
 
 
-def _sparse_linear(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: pathlib.Path) -> _Built:
-    tokens = _tokens_seen(model, args, kwargs)
+def _sparse_linear(model: nn.Module, call: _Call, folder: pathlib.Path) -> _Built:
+    tokens = _tokens_seen(model, call)
     sparse = sparsify(copy.deepcopy(model), tokens=tokens or (1,))
     layers = [module for module in sparse.modules() if isinstance(module, SparseLinear)]
     weights = sum(layer.in_features * layer.out_features for layer in layers)
@@ -158,11 +150,11 @@ def _sparse_linear(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         f"faster at {', '.join(map(str, tokens))} tokens. All else (embeddings, a tied head, attention, norms, "
         "activations, layers with few zeros) takes as long as before."
     ]
-    return _Built(None, _bytes(sparse), _caller(sparse, args, kwargs), notes)
+    return _Built(None, _bytes(sparse), _caller(sparse, call), notes)
 
 
-def _onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: pathlib.Path) -> _Built:
-    runtime = load_extra("onnxruntime")
+def _onnx(model: nn.Module, call: _Call, folder: pathlib.Path) -> _Built:
+    runtime, (args, kwargs) = load_extra("onnxruntime"), call
     path = export_onnx(model, kwargs or args, folder / "model.onnx")
     size = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
     options = runtime.SessionOptions()
@@ -175,29 +167,29 @@ def _onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folde
     return _Built(size, None, lambda: [torch.from_numpy(array) for array in session.run(None, feed)], [note])
 
 
-def _two_four(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: pathlib.Path) -> _Built:
+def _two_four(model: nn.Module, call: _Call, folder: pathlib.Path) -> _Built:
     sparse = copy.deepcopy(model)
     names = to_semi_structured(sparse)
     note = (
         f"2:4 runs {len(names)} layers on the GPU's sparse cores; the rest is dense. Its gain shrinks with few tokens."
     )
-    return _Built(None, _bytes(sparse), _caller(sparse, args, kwargs), [note])
+    return _Built(None, _bytes(sparse), _caller(sparse, call), [note])
 
 
 _BUILDERS = dict(zip(FORMS, (_dense, _sparse_safetensors, _sparse_linear, _onnx, _two_four), strict=True))
 
 
-def _caller(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    def call() -> Any:
-        output = model(*args, **kwargs)
+def _caller(model: nn.Module, call: _Call) -> Callable[[], Any]:
+    def run() -> Any:
+        output = model(*call[0], **call[1])
         if any(tensor.is_cuda for tensor in _tensors(output)):
             torch.cuda.synchronize()
         return output
 
-    return call
+    return run
 
 
-def _tokens_seen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+def _tokens_seen(model: nn.Module, call: _Call) -> tuple[int, ...]:
     """Numbers of tokens that the linear layers get in one call."""
     seen: set[int] = set()
 
@@ -205,20 +197,20 @@ def _tokens_seen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         seen.add(inputs[0].numel() // max(inputs[0].shape[-1], 1))
 
     handles = [layer.register_forward_pre_hook(record) for layer in linear_layers(model).values()]
-    model(*args, **kwargs)
+    model(*call[0], **call[1])
     for handle in handles:
         handle.remove()
     return tuple(sorted(seen - {0}))
 
 
 def _bytes(model: nn.Module) -> int:
-    return sum(_tensor_bytes(tensor) for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _tensor_bytes(tensor: Tensor) -> int:
-    if is_traceable_wrapper_subclass(tensor):  # torch's semi-structured tensors: what they hold inside
-        return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])
-    return tensor.nbytes
+    total = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        if is_traceable_wrapper_subclass(tensor):  # torch's semi-structured tensors: what they hold inside
+            total += sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])
+        else:
+            total += tensor.nbytes
+    return total
 
 
 def _tensors(output: Any) -> Iterable[Tensor]:
@@ -232,7 +224,3 @@ def _largest_difference(outputs: list[Tensor], dense: list[Tensor]) -> float | N
 
 def _ratio(value: float | None, dense: float | None) -> float | None:
     return None if value is None or not dense else value / dense
-
-
-def _cell(value: Any, form: Callable[[Any], str]) -> str:
-    return "" if value is None else form(value)

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from horst.export.calls import interleaved_times
 
 # Inputs of this many tokens at a time: the table of a layer with 4096 inputs is then 1 MiB, about the cache of a core.
 # Measured best, or within a few per cent of it, among 16 to 256 on layers of 768 to 4096 inputs.
@@ -114,10 +113,6 @@ class Plan:
         """All kernels that the plan may choose."""
         return {self._best(seconds) for seconds in self.seconds.values()}
 
-    def speedup(self, tokens: int) -> float:
-        """Dense time over that of the chosen kernel, at a measured number of tokens."""
-        return self.seconds[tokens]["dense"] / self.seconds[tokens][self._best(self.seconds[tokens])]
-
     @staticmethod
     def _best(seconds: dict[str, float]) -> str:
         sparse = min((name for name in seconds if name != "dense"), key=lambda name: seconds[name])
@@ -154,3 +149,29 @@ def _measure(rows: int, columns: int, density_per_cent: int, tokens: tuple[int, 
         times = interleaved_times(calls, seconds=0.03 * len(calls))
         seconds[count] = {name: min(taken) for name, taken in times.items()}
     return Plan(seconds)
+
+
+def interleaved_times(
+    calls: Mapping[str, Callable[[], object]], *, seconds: float, minimum: int = 5, maximum: int = 200
+) -> dict[str, list[float]]:
+    """Seconds of each call, again and again in turns: what slows the machine down for a while slows all of them.
+
+    Args:
+        calls: Functions to time, by name. Each runs once before the clock starts.
+        seconds: Duration of all timing together, after ``minimum`` rounds and up to ``maximum``.
+
+    Example:
+        >>> sorted(interleaved_times({"a": lambda: 1, "b": lambda: 2}, seconds=0.001))
+        ['a', 'b']
+    """
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begin, rounds = time.perf_counter(), 0
+    while rounds < minimum or (rounds < maximum and time.perf_counter() - begin < seconds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+    return times

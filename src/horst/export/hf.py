@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from horst.export.safetensors_header import read_header
-from horst.export.sparse_index import shorten
+from horst.export.safetensors_header import read_header, shorten
 from horst.export.sparse_linear import sparsify
 from horst.export.sparse_safetensors import load_sparse, read_dtypes, save_sparse
 from horst.extras import load_extra
@@ -57,8 +56,8 @@ def save_hugging_face(
     Args:
         model: A transformers model, or one with a method ``to_hugging_face()`` that returns one.
         directory: A new or empty directory.
-        sparse: Write the weights as sparse safetensors, for :func:`load_pretrained`. The default writes dense zeros,
-            as large as before pruning, which every tool reads.
+        sparse: Whether to write the weights as sparse safetensors, for :func:`load_pretrained`. The default writes
+            dense zeros, as large as before pruning, which every tool reads.
         tokenizer: A tokenizer to save beside the model, or a directory to copy the tokenizer's files from.
     """
     hf_model = _as_transformers(model)
@@ -100,7 +99,7 @@ def load_pretrained(directory: PathLike, *, sparse: bool = False) -> PreTrainedM
 
     Args:
         directory: Directory with ``config.json`` and ``model.sparse.safetensors``, or dense safetensors.
-        sparse: Whether to turn linear layers that are faster so into their sparse form, for inference on this CPU; see
+        sparse: Whether to turn linear layers that are faster sparse into that form, for inference on this CPU; see
             :func:`horst.export.sparsify`.
 
     Raises:

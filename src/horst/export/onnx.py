@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from horst.export.calls import Inputs, as_call
 from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
 from horst.files import PathLike, flush, folder_beside
-from horst.parameters.modes import evaluating
+from horst.parameters.modes import Batch, as_call, evaluating
 
 
 def export_onnx(
-    model: nn.Module, example_inputs: Inputs, path: PathLike, *, dynamic_shapes: Any | None = None
+    model: nn.Module, example_inputs: Batch, path: PathLike, *, dynamic_shapes: Any | None = None
 ) -> pathlib.Path:
     """Write ``model`` as ONNX, traced by torch's exporter on ``example_inputs``.
 

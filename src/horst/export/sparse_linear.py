@@ -158,7 +158,7 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
     """Replace, in place, the linear layers that are faster sparse on this CPU by :class:`SparseLinear`.
 
     Dense and sparse kernels are timed on this machine, once for each shape, sparsity and number of threads, so the
-    first call takes a second or two a shape. A layer is replaced if a sparse kernel is at least 10 % faster, at every
+    first call takes a second or two per shape. A layer is replaced if a sparse kernel is at least 10 % faster, at every
     number of tokens in ``tokens``; its dense weight is then let go. The model is put into ``eval()`` mode, without
     gradients.
 
@@ -169,8 +169,9 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
     Args:
         model: The pruned model. Zeros are what its weights say; no mask is needed.
         tokens: Numbers of tokens (batch times length) that the model will see per call: ``(1,)`` for generation alone.
-        keep_dense: Also replace layers for which sparse wins at some numbers of ``tokens`` only; they keep the dense
-            weight beside the sparse one and use the faster of the two, at the price of more memory than dense alone.
+        keep_dense: Whether to replace layers that are faster sparse at only some numbers of ``tokens`` too; they keep
+            the dense weight beside the sparse one and use the faster of the two, at the price of more memory than dense
+            alone.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())

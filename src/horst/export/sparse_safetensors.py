@@ -4,7 +4,7 @@ A tensor ``name`` that becomes smaller is stored as two: ``name::bitmask`` (uint
 first, in row-major order) and ``name::values`` (the values where the bit is set, in the tensor's dtype). The others are
 stored as they are. A value counts as zero if all its bits are zero: -0.0 and NaN are values, and the round trip is
 exact.
-:mod:`horst.export.sparse_index` describes the metadata.
+:mod:`horst.export.safetensors_header` describes the metadata.
 
 The size at sparsity s, for b-byte values, is (1 - s) + 1/(8 b) of the dense file: 0.131 at 90 % and 0.531 at 50 % in
 float32.
@@ -22,15 +22,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from horst.export.bitmask import count_values, read_dense, read_sparse, write_dense, write_sparse
-from horst.export.safetensors_header import Header, dtype_name, place, read_header
-from horst.export.sparse_index import (
+from horst.export.safetensors_header import (
     BITMASK,
     RESERVED,
     VALUES,
+    Header,
     Stored,
     check_data,
     check_metadata,
+    dtype_name,
     encode_index,
+    place,
+    read_header,
     read_index,
     shorten,
 )
@@ -107,7 +110,7 @@ def load_sparse(
     Args:
         path: The file.
         model: Model to fill; None returns a state dict, in which tied tensors share their storage.
-        sparse: Whether to turn linear layers that are faster so into their sparse form, for inference on this CPU, see
+        sparse: Whether to turn linear layers that are faster sparse into that form, for inference on this CPU, see
             :func:`horst.export.sparsify`.
 
     Raises:

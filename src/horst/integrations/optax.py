@@ -114,16 +114,8 @@ def mirror_step(
 ) -> optax.GradientTransformation:
     r"""The entropy-mirror step after any optimizer: the last link of a chain, where its updates are final steps.
 
-    With :math:`-u_k` the updates that come in,
-
-    .. math::
-        \theta_{k+1/2} &= \theta_k - u_k - \eta \lambda\, \theta_k \\
-        \theta_{k+1} &= \theta_{k+1/2} \odot
-            \exp(-\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot u_k - \eta \beta)
-
-    and :math:`\theta_{k+1} - \theta_k` goes out, where :math:`\eta, \lambda, \alpha, \beta` are ``learning_rate``,
-    ``weight_decay``, ``alpha``, ``beta``. Decay belongs here rather than in the optimizer before: the mirror step
-    follows :math:`u_k` without it.
+    The formulas are those of :func:`horst` with :math:`-u_k` the updates that come in; :math:`\theta_{k+1} - \theta_k`
+    goes out. Decay belongs here rather than in the optimizer before: the mirror step follows :math:`u_k` without it.
 
     Args:
         learning_rate: Number or schedule of the optimizer before. Needed for ``weight_decay`` and ``beta``.

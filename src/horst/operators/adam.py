@@ -40,17 +40,13 @@ class Adam(Operator):
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    is_stateful = True
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}. The usual ones are (0.9, 0.999).")
         if not self.eps >= 0:
             raise ValueError(f"eps must be at least 0, got {self.eps}.")
-
-    @property
-    def is_stateful(self) -> bool:
-        """Adam remembers two averages and the number of steps."""
-        return True
 
     def init(self, theta: Tensor) -> State:
         """Zero averages, no step taken."""

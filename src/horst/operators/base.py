@@ -30,18 +30,23 @@ class Operator(abc.ABC):
     """
 
     @property
+    def made_of(self) -> tuple[Operator, ...]:
+        """The operators that it combines."""
+        return ()
+
+    @property
     def is_stateful(self) -> bool:
         """Whether the operator has memory."""
-        return False
+        return any(part.is_stateful for part in self.made_of)
 
     @property
     def coupled_dims(self) -> int:
         """How many trailing dimensions it treats as one object: 0 elementwise, 1 vectors, 2 matrices."""
-        return 0
+        return max((part.coupled_dims for part in self.made_of), default=0)
 
     def init(self, theta: Tensor) -> State:
         """The state before the first step: empty for an operator without memory."""
-        return {}
+        return _merge([part.init(theta) for part in self.made_of], self.made_of)
 
     @abc.abstractmethod
     def update(self, theta: Tensor, g: Tensor, state: State) -> tuple[Tensor, State]:
@@ -58,14 +63,16 @@ class Operator(abc.ABC):
 
     def __matmul__(self, other: Operator) -> Operator:
         """The paper's AB: ``(A @ B)(theta, g) = A(theta, B(theta, g))``."""
-        return Composition((*_parts(self), *_parts(_checked(other, "@"))))
+        parts = [a.parts if isinstance(a, Composition) else (a,) for a in (self, _checked(other, "@"))]
+        return Composition((*parts[0], *parts[1]))
 
     def __rmatmul__(self, other: object) -> Operator:
-        raise TypeError(_not_an_operator(other, "@"))
+        return _checked(other, "@") @ self
 
     def __add__(self, other: Operator) -> Operator:
         """``(A + B)(theta, g) = A(theta, g) + B(theta, g)``."""
-        return Sum((*_terms(self), *_terms(_checked(other, "+"))))
+        terms = [a.terms if isinstance(a, Sum) else (a,) for a in (self, _checked(other, "+"))]
+        return Sum((*terms[0], *terms[1]))
 
     def __sub__(self, other: Operator) -> Operator:
         """``(A - B)(theta, g) = A(theta, g) - B(theta, g)``."""
@@ -76,7 +83,13 @@ class Operator(abc.ABC):
 
     def __mul__(self, factor: float) -> Operator:
         """``(c * A)(theta, g) = c * A(theta, g)``."""
-        return Scaled(_checked_factor(factor), self)
+        if isinstance(factor, Operator):
+            raise TypeError("A * B is not defined for two operators. Use A @ B for the composition AB.")
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            raise TypeError(f"an operator can be multiplied by a real number, got {type(factor).__name__}.")
+        if not math.isfinite(factor):
+            raise ValueError(f"the factor of an operator must be finite, got {factor}.")
+        return Scaled(float(factor), self)
 
     __rmul__ = __mul__
 
@@ -136,18 +149,9 @@ class Composition(Operator):
     parts: tuple[Operator, ...]
 
     @property
-    def is_stateful(self) -> bool:
-        """Whether a part has memory."""
-        return any(part.is_stateful for part in self.parts)
-
-    @property
-    def coupled_dims(self) -> int:
-        """The most any part couples."""
-        return max(part.coupled_dims for part in self.parts)
-
-    def init(self, theta: Tensor) -> State:
-        """The states of the parts, merged."""
-        return _merge([part.init(theta) for part in self.parts], self.parts)
+    def made_of(self) -> tuple[Operator, ...]:
+        """The parts."""
+        return self.parts
 
     def update(self, theta: Tensor, g: Tensor, state: State) -> tuple[Tensor, State]:
         """Apply the parts, the last first."""
@@ -170,18 +174,9 @@ class Sum(Operator):
     terms: tuple[Operator, ...]
 
     @property
-    def is_stateful(self) -> bool:
-        """Whether a term has memory."""
-        return any(term.is_stateful for term in self.terms)
-
-    @property
-    def coupled_dims(self) -> int:
-        """The most any term couples."""
-        return max(term.coupled_dims for term in self.terms)
-
-    def init(self, theta: Tensor) -> State:
-        """The states of the terms, merged."""
-        return _merge([term.init(theta) for term in self.terms], self.terms)
+    def made_of(self) -> tuple[Operator, ...]:
+        """The terms."""
+        return self.terms
 
     def update(self, theta: Tensor, g: Tensor, state: State) -> tuple[Tensor, State]:
         """Add the directions of the terms."""
@@ -207,18 +202,9 @@ class Scaled(Operator):
     operator: Operator
 
     @property
-    def is_stateful(self) -> bool:
-        """Whether the operator has memory."""
-        return self.operator.is_stateful
-
-    @property
-    def coupled_dims(self) -> int:
-        """What the operator couples."""
-        return self.operator.coupled_dims
-
-    def init(self, theta: Tensor) -> State:
-        """The state of the operator."""
-        return self.operator.init(theta)
+    def made_of(self) -> tuple[Operator, ...]:
+        """The operator alone."""
+        return (self.operator,)
 
     def update(self, theta: Tensor, g: Tensor, state: State) -> tuple[Tensor, State]:
         """Scale the direction."""
@@ -251,14 +237,6 @@ def check_shapes(theta: Tensor, g: Tensor, coupled_dims: int = 0) -> None:
         raise ValueError(f"this operator acts on {kind}, got shape {tuple(theta.shape)}. Reshape theta and g first.")
 
 
-def _parts(operator: Operator) -> tuple[Operator, ...]:
-    return operator.parts if isinstance(operator, Composition) else (operator,)
-
-
-def _terms(operator: Operator) -> tuple[Operator, ...]:
-    return operator.terms if isinstance(operator, Sum) else (operator,)
-
-
 def _merge(states: list[State], owners: tuple[Operator, ...]) -> State:
     """One flat state: the keys of the only part with memory as they are, else prefixed with the part's index."""
     if sum(owner.is_stateful for owner in owners) <= 1:
@@ -277,24 +255,10 @@ def _split(state: State, owners: tuple[Operator, ...]) -> list[State]:
     return split
 
 
-def _not_an_operator(other: object, symbol: str) -> str:
-    return (
-        f"an operator can only meet another operator in {symbol}, got {type(other).__name__}. "
-        "Wrap norms in Steepest(norm) and potentials in Mirror(potential)."
-    )
-
-
 def _checked(other: object, symbol: str) -> Operator:
     if not isinstance(other, Operator):
-        raise TypeError(_not_an_operator(other, symbol))
+        raise TypeError(
+            f"an operator can only meet another operator in {symbol}, got {type(other).__name__}. "
+            "Wrap norms in Steepest(norm) and potentials in Mirror(potential)."
+        )
     return other
-
-
-def _checked_factor(factor: object) -> float:
-    if isinstance(factor, Operator):
-        raise TypeError("A * B is not defined for two operators. Use A @ B for the composition AB.")
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-        raise TypeError(f"an operator can be multiplied by a real number, got {type(factor).__name__}.")
-    if not math.isfinite(factor):
-        raise ValueError(f"the factor of an operator must be finite, got {factor}.")
-    return float(factor)

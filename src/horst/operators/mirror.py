@@ -24,7 +24,7 @@ class Mirror(Memoryless):
     :math:`O(\eta^2)`.
 
     Args:
-        potential: ``Euclidean()``, ``Entropy()``, ``HyperbolicEntropy(gamma)``, ``CoshEntropy()``,
+        potential: Potential, such as ``Euclidean()``, ``Entropy()``, ``HyperbolicEntropy(gamma)``, ``CoshEntropy()``,
             ``CustomPotential(value)``.
 
     Example:
@@ -35,8 +35,6 @@ class Mirror(Memoryless):
         tensor([2., 1.])
         >>> M.step(theta, g, lr=0.01)  # theta - 0.01 * M(theta, g), up to the second order
         tensor([ 1.9801, -1.0101])
-
-    References: Definition 3.8.
     """
 
     potential: Potential

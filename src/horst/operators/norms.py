@@ -103,10 +103,7 @@ class LInf(Norm):
         tensor([ 1., -1.,  0.])
     """
 
-    @property
-    def coupled_dims(self) -> int:
-        """The sign is taken entry by entry."""
-        return 0
+    coupled_dims = 0  # the sign is taken entry by entry
 
     @property
     def dual(self) -> Norm:
@@ -195,10 +192,7 @@ class Spectral(Norm):
                 [ 0., -1.]])
     """
 
-    @property
-    def coupled_dims(self) -> int:
-        """Matrices."""
-        return 2
+    coupled_dims = 2
 
     @property
     def dual(self) -> Norm:
@@ -207,9 +201,7 @@ class Spectral(Norm):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The largest singular value."""
-        _check_matrix(x)
-        scaled, largest = _divide_by_largest(x, dims=2)
-        return largest.squeeze((-2, -1)) * torch.linalg.svdvals(scaled)[..., 0]
+        return _singular_values(x)[..., 0]
 
     def argmax(self, g: Tensor) -> Tensor:
         """The polar factor."""
@@ -227,10 +219,7 @@ class Nuclear(Norm):
         tensor(3.5000)
     """
 
-    @property
-    def coupled_dims(self) -> int:
-        """Matrices."""
-        return 2
+    coupled_dims = 2
 
     @property
     def dual(self) -> Norm:
@@ -239,9 +228,7 @@ class Nuclear(Norm):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The sum of the singular values."""
-        _check_matrix(x)
-        scaled, largest = _divide_by_largest(x, dims=2)
-        return largest.squeeze((-2, -1)) * torch.linalg.svdvals(scaled).sum(-1)
+        return _singular_values(x).sum(-1)
 
     def argmax(self, g: Tensor) -> Tensor:
         """The outer product of the first singular vectors."""
@@ -249,9 +236,13 @@ class Nuclear(Norm):
         return (u[..., :, :1] * keep[..., None, :1]) @ vh[..., :1, :]
 
 
+def _singular_values(x: Tensor) -> Tensor:
+    scaled, largest = _divide_by_largest(x, dims=2)
+    return largest.squeeze(-1) * torch.linalg.svdvals(scaled)
+
+
 def _svd(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U, a 0/1 vector of the singular values that are not zero to working precision, and V^T."""
-    _check_matrix(g)
     scaled, _ = _divide_by_largest(g, dims=2)
     u, sigma, vh = torch.linalg.svd(scaled, full_matrices=False)
     tolerance = max(g.shape[-2:]) * torch.finfo(g.dtype).eps * sigma[..., :1]
@@ -260,15 +251,11 @@ def _svd(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _divide_by_largest(x: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     """``x`` over its largest magnitude in the last ``dims`` dimensions (zero stays zero), and that magnitude."""
-    over = tuple(range(-dims, 0))
-    largest = x.abs().amax(over, keepdim=True)
+    if x.dim() < dims == 2:
+        raise ValueError(f"Spectral and Nuclear act on matrices, got shape {tuple(x.shape)}. Use L2 for vectors.")
+    largest = x.abs().amax(tuple(range(-dims, 0)), keepdim=True)
     return x / _nonzero(largest), largest
 
 
 def _nonzero(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.ones_like(x), x)
-
-
-def _check_matrix(x: Tensor) -> None:
-    if x.dim() < 2:
-        raise ValueError(f"Spectral and Nuclear act on matrices, got shape {tuple(x.shape)}. Use L2 for vectors.")

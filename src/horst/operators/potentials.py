@@ -218,9 +218,9 @@ class CustomPotential(Potential):
     is built and solved with (``D`` backward passes: for small D).
 
     Args:
-        value: :math:`R`, from shape ``(..., D)`` to ``(...)``, differentiable by autograd.
-        mirror_map: :math:`\nabla R`. None: by autograd.
-        inverse_mirror_map: :math:`(\nabla R)^{-1}`, needed by the exact dual step alone.
+        value: Function :math:`R`, from shape ``(..., D)`` to ``(...)``, differentiable by autograd.
+        mirror_map: Gradient :math:`\nabla R`. None: by autograd.
+        inverse_mirror_map: Inverse :math:`(\nabla R)^{-1}`, needed by the exact dual step alone.
         inverse_hessian: The diagonal of :math:`\nabla^2 R^{-1}`. None: by autograd. For separable R only.
         separable: Whether :math:`R(\theta) = \sum_i r(\theta_i)`.
 

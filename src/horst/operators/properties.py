@@ -68,7 +68,7 @@ def is_linear(operator: Operator, *, shape: tuple[int, ...] = (6,), samples: int
     generator = torch.Generator().manual_seed(seed)
     theta, g = (_points(shape, samples, generator) for _ in range(2))
     # h of g's own magnitude: a sum in which one term vanishes would hide the violation.
-    h = g.abs().amax(_trailing(shape), keepdim=True) * _points(shape, samples, generator, decades=0)
+    h = g.abs().amax(tuple(range(-len(shape), 0)), keepdim=True) * _points(shape, samples, generator, decades=0)
     c = _points((1,) * len(shape), samples, generator, decades=2)
     at_g, at_h, at_sum, at_multiple = (_first(operator, theta, x) for x in (g, h, g + h, c * g))
     additive = _relative(at_sum - at_g - at_h, at_sum, at_g, at_h, dims=len(shape))
@@ -206,10 +206,6 @@ def _with_history(operator: Operator, theta: Tensor, g: Tensor, history: int) ->
         for _ in range(history):
             _, state = operator.update(theta, 1e-6 * g, state)
         yield operator.update(theta, g, state)[0]
-
-
-def _trailing(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(range(-len(shape), 0))
 
 
 def _length(x: Tensor, dims: int) -> Tensor:

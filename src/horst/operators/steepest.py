@@ -24,15 +24,13 @@ class Steepest(Memoryless):
     :mod:`horst.operators.norms` for ties.
 
     Args:
-        norm: One of ``L1``, ``L2``, ``Lp(p)``, ``LInf``, ``Spectral``, ``Nuclear``.
+        norm: Norm, one of ``L1``, ``L2``, ``Lp(p)``, ``LInf``, ``Spectral``, ``Nuclear``.
 
     Example:
         >>> import torch
         >>> from horst.operators import LInf
         >>> Steepest(LInf())(torch.zeros(3), torch.tensor([0.3, -5.0, 0.0]))
         tensor([ 1., -1.,  0.])
-
-    References: Definition 3.4.
     """
 
     norm: Norm

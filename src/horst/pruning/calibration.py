@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.parameters.modes import evaluating
-from horst.pruning.blocks import block_sequences, layers_by_block
-from horst.pruning.chains import Batch, Chain, NotAChain, replayed, run_model
+from horst.parameters.modes import Batch, evaluating
+from horst.pruning.chains import Chain, NotAChain, block_sequences, layers_by_block, replayed, run_model
 from horst.pruning.method import Statistic
 from horst.sparsity.layers import Layer, is_linear
 
@@ -47,11 +46,12 @@ def calibrate(
 
     Args:
         model: The model. It stays where it is; one block at a time is on ``device``.
-        batches: Each as the model takes it: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
-            Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the statistics.
+        batches: Batches as the model takes them, each a tensor, a tuple or list of arguments, or a mapping of keyword
+            arguments. Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the
+            statistics.
         layers: The weights to gather for; each must belong to a linear layer that is called.
         statistic: Class of the sums.
-        visit: Called with the layers of one block after the other.
+        visit: Function that is called with the layers of one block after the other.
         sequential: Whether a block's inputs come from the blocks before it as ``visit`` left them (one more pass
             through each block), or as they were.
         device: Device to compute on; None is where each block is.
@@ -71,30 +71,41 @@ def calibrate(
 
     def gather(layers: Sequence[Layer], runs: Callable[[int], object]) -> None:
         """Do the run of each batch with hooks on the layers, then visit them."""
-        with _Hooks({layer.name: modules[layer.name] for layer in layers}, statistic, device) as hooks:
-            for i, batch in enumerate(batches):
-                hooks.mask = _mask(batch)
+        found: dict[str, Statistic] = {}
+
+        def add(name: str, X: Tensor) -> None:
+            if name not in found:
+                found[name] = statistic(X.shape[1], X.device)
+            found[name].add(X)
+
+        for i, batch in enumerate(batches):
+            with _observed({layer.name: modules[layer.name] for layer in layers}, batch, device, add):
                 runs(i)
-        visit(layers, hooks.found())
+        if empty := [layer.name for layer in layers if layer.name not in found or not found[layer.name].rows]:
+            raise ValueError(
+                f"no calibration input reached {', '.join(empty)}: the model computes without calling the layer, or "
+                "the data never leads there. Give more data, name the layers in exclude=[...], or use "
+                "method='magnitude'."
+            )
+        visit(layers, found)
 
     def run_the_rest(i: int) -> None:
         with replayed(done, i):
             run_model(model, batches[i])
 
     with _evaluation(model):
-        sequences = [s for s in block_sequences(model) if any(layers_by_block(layers, s).values())]
-        for sequence in sequences:
-            chain, inside = Chain(sequence, device), layers_by_block(layers, sequence)
+        inside_of = {name: layers_by_block(layers, blocks) for name, blocks in block_sequences(model).items()}
+        sequences = {name: blocks for name, blocks in block_sequences(model).items() if any(inside_of[name].values())}
+        for name, blocks in sequences.items():
+            chain, inside = Chain(blocks, device), list(inside_of[name].values())
             try:
                 chain.catch(model, batches, done)
             except NotAChain as error:
-                logger.warning(
-                    "%s* is not a chain of blocks (%s): runs of the whole model instead.", sequence.name, error
-                )
+                logger.warning("%s* is not a chain of blocks (%s): runs of the whole model instead.", name, error)
                 continue
-            rest = [layer for layer in rest if not any(layer in own for own in inside.values())]
-            is_needed_after = bool(rest) or sequence is not sequences[-1]
-            _walk(chain, list(inside.values()), gather, len(batches), sequential, is_needed_after)
+            rest = [layer for layer in rest if not any(layer in own for own in inside)]
+            is_needed_after = bool(rest) or name != list(sequences)[-1]
+            _walk(chain, inside, gather, len(batches), sequential, is_needed_after)
             done.append(chain)
         if rest:
             gather(rest, run_the_rest)
@@ -122,49 +133,29 @@ def _walk(
         logger.info("%s: %d layers done", name, len(inside[k]))
 
 
-class _Hooks:
-    """Feed the inputs of some linear layers to statistics of them."""
+@contextlib.contextmanager
+def _observed(
+    modules: Mapping[str, nn.Module], batch: Batch, device: torch.device | None, add: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """Give ``add`` the name and the inputs (rows x inputs) of each of these linear layers when it is called."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    counts = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None  # True at positions that count
 
-    def __init__(
-        self, modules: Mapping[str, nn.Module], statistic: type[Statistic], device: torch.device | None
-    ) -> None:
-        self.modules, self.statistic, self.device = modules, statistic, device
-        self.statistics: dict[str, Statistic] = {}
-        self.mask: Tensor | None = None  # of the batch that is running, True at positions that count
+    def hook(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)).detach()
+        x = x if device is None else x.to(device)
+        if counts is not None and x.dim() == 3 and x.shape[:2] == counts.shape:
+            x = x[counts.to(x.device)]
+        add(name, x.reshape(-1, x.shape[-1]))
 
-    def __enter__(self) -> _Hooks:
-        self._handles = [
-            module.register_forward_pre_hook(self._hook(name), with_kwargs=True)
-            for name, module in self.modules.items()
-        ]
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for handle in self._handles:
+    handles = [
+        module.register_forward_pre_hook(partial(hook, name), with_kwargs=True) for name, module in modules.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
             handle.remove()
-
-    def _hook(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)).detach()
-            x = x if self.device is None else x.to(self.device)
-            if self.mask is not None and x.dim() == 3 and x.shape[:2] == self.mask.shape:
-                x = x[self.mask.to(x.device)]
-            if name not in self.statistics:
-                self.statistics[name] = self.statistic(x.shape[-1], x.device)
-            self.statistics[name].add(x.reshape(-1, x.shape[-1]))
-
-        return hook
-
-    def found(self) -> dict[str, Statistic]:
-        """The statistics, of every layer."""
-        empty = [name for name in self.modules if name not in self.statistics or not self.statistics[name].rows]
-        if empty:
-            raise ValueError(
-                f"no calibration input reached {', '.join(empty)}: the model computes without calling the layer, or "
-                "the data never leads there. Give more data, name the layers in exclude=[...], or use "
-                "method='magnitude'."
-            )
-        return self.statistics
 
 
 def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Module]:
@@ -177,11 +168,6 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Module]:
             "linear layers (nn.Linear, Conv1D). Name these in exclude=[...], or use method='magnitude'."
         )
     return {layer.name: modules[id(layer.param)] for layer in layers}
-
-
-def _mask(batch: Batch) -> Tensor | None:
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 @contextlib.contextmanager

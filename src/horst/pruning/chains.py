@@ -5,6 +5,7 @@ To catch how, the model is run once for each batch with all blocks but the first
 their arguments, whatever this model passes to this block: its own masks, positions or anything else.
 
 That a sequence is a chain is checked, not assumed: block k + 1 must be given the very tensor that block k returned.
+Which sequences of repeated blocks a model has, and which layers lie in them, is found here too.
 """
 
 from __future__ import annotations
@@ -16,10 +17,60 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.pruning.blocks import BlockSequence
+from horst.parameters.kinds import block_prefixes, clean_name
+from horst.parameters.modes import Batch, as_call
+from horst.sparsity.layers import Layer
 
-Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 _HOST = torch.device("cpu")
+
+
+def block_sequences(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
+    """The outermost sequences of repeated blocks: by the prefix of their names, the blocks by name without wrappers.
+
+    Example:
+        >>> layer = lambda: nn.TransformerEncoderLayer(8, 2)
+        >>> {name: list(s) for name, s in block_sequences(nn.Sequential(nn.Sequential(layer(), layer()))).items()}
+        {'0.': ['0.0', '0.1']}
+    """
+    prefixes = block_prefixes(model)
+    found: dict[str, dict[str, nn.Module]] = {}
+    for prefix in prefixes:
+        items = dict(model.get_submodule(prefix.rstrip(".")).named_children())
+        # A container of one item that holds the blocks is a wrapper.
+        is_wrapper = len(items) == 1 and any(p.startswith(prefix) and p != prefix for p in prefixes)
+        name = clean_name(prefix)
+        if not is_wrapper and not any(name.startswith(outer) for outer in found):
+            found[name] = {clean_name(prefix + key): block for key, block in items.items()}
+    return found
+
+
+def layers_by_block(layers: Sequence[Layer], blocks: Iterable[str]) -> dict[str, list[Layer]]:
+    """Of each block the layers that lie in it; every block has an entry."""
+    return {block: [layer for layer in layers if layer.name.startswith(block + ".")] for block in blocks}
+
+
+def outer_blocks(model: nn.Module) -> list[str]:
+    """Patterns of the parameters in the first and last block of each sequence: what the paper leaves dense.
+
+    Example:
+        >>> block = lambda: nn.Sequential(nn.Linear(2, 2))
+        >>> outer_blocks(nn.ModuleDict({"h": nn.ModuleList([block(), block(), block()])}))
+        ['h.0.*', 'h.2.*']
+    """
+    patterns = []
+    for prefix, names in block_sequences(model).items():
+        if len(names) < 3:
+            raise ValueError(
+                f"layers='paper' prunes the blocks between the first and the last, but {prefix} has {len(names)}. "
+                "Use layers='blocks'."
+            )
+        first, *_, last = names
+        patterns += [f"{first}.*", f"{last}.*"]
+    if not patterns:
+        raise ValueError(
+            "layers='paper' needs a model with repeated blocks, and none were found. Use layers='all_linear'."
+        )
+    return patterns
 
 
 class NotAChain(BaseException):
@@ -34,12 +85,12 @@ class Chain:
     """A sequence of blocks, how each is called for each batch, and the hidden states on their way through.
 
     Args:
-        sequence: The blocks.
+        blocks: Blocks by name.
         device: Device that blocks run on; None is where each is.
     """
 
-    def __init__(self, sequence: BlockSequence, device: torch.device | None) -> None:
-        self.blocks, self.device = sequence.blocks, device
+    def __init__(self, blocks: Mapping[str, nn.Module], device: torch.device | None) -> None:
+        self.blocks, self.device = blocks, device
         self.calls: list[list[_Call]] = []  # by batch and block, on the host, without the hidden state
         self.hidden: list[Tensor] = []  # by batch, on the host: the input of the block that is next
         self.tails: list[tuple[Any, ...] | None] = []  # by batch: what the first block returned after the hidden state
@@ -182,11 +233,9 @@ def replayed(chains: Sequence[Chain], i: int) -> Iterator[None]:
 
 
 def run_model(model: nn.Module, batch: Batch) -> None:
-    """Call the model with a batch: a tensor, a sequence of arguments, or a mapping of keyword arguments."""
-    if isinstance(batch, Mapping):
-        model(**move(dict(batch), home_of(model)))
-    else:
-        model(*move([batch] if isinstance(batch, Tensor) else list(batch), home_of(model)))
+    """Call the model with a batch, where the model is."""
+    args, kwargs = move(as_call(batch), home_of(model))
+    model(*args, **kwargs)
 
 
 def _first_sample(batch: Batch) -> Batch:

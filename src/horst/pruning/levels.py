@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from horst.pruning.chains import Batch
+from horst.parameters.modes import Batch
 from horst.pruning.method import Method
 from horst.pruning.one_shot import Plan
 
@@ -29,7 +29,7 @@ def sweep(
 
     Args:
         sparsities: Levels in [0, 1), evaluated in this order.
-        evaluate: Called with the dense model first, then at each level; returns named numbers.
+        evaluate: Function that is called with the dense model first, then at each level; returns named numbers.
         method: Method, as for :func:`horst.pruning.prune`.
         data: Batches, as for :func:`horst.pruning.prune`.
         sequential: Whether a block is calibrated on what the *pruned* blocks before it return, as in

@@ -20,7 +20,7 @@ class Magnitude(Method):
     """Remove the smallest weights: the paper's one-shot rule.
 
     Args:
-        compare: ``"tensor"`` compares all weights of a matrix, ``"row"`` those of one output.
+        compare: Group of comparison: ``"tensor"`` compares all weights of a matrix, ``"row"`` those of one output.
 
     Example:
         >>> W = torch.tensor([[3.0, -1.0], [2.0, 0.5]])
@@ -50,11 +50,11 @@ def mask_by_score(
     """The mask of a matrix without its ``count`` lowest scores (by magnitude): exactly so many, also with ties.
 
     Args:
-        scores: Out x in.
+        scores: Matrix of scores, out x in.
         count: Number of units of the pattern to remove. N:M fixes it and does not read it.
-        pattern: What a unit is; None is single weights. N:M groups along the inputs.
-        compare: ``"tensor"`` removes the lowest of all. ``"row"`` removes ``count // rows`` in each row, and the
-            ``count % rows`` that are left over in those rows where the next score is lowest.
+        pattern: Pattern that says what a unit is; None is single weights. N:M groups along the inputs.
+        compare: Group of comparison. ``"tensor"`` removes the lowest of all. ``"row"`` removes ``count // rows`` in
+            each row, and the ``count % rows`` that are left over in those rows where the next score is lowest.
 
     Returns:
         A boolean tensor, True where a weight is kept.

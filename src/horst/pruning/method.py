@@ -72,7 +72,7 @@ class Method(abc.ABC):
         Args:
             W: The weights, out x in, in any dtype and with any strides.
             prepared: Result of ``prepare``, on the device of ``W``.
-            pattern: Unstructured, blocks or N:M.
+            pattern: Pattern of the mask: unstructured, blocks or N:M.
             count: Number of units of the pattern to remove. N:M fixes it and does not read it.
 
         Returns:

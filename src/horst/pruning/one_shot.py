@@ -10,10 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from horst.parameters.modes import Batch
 from horst.parameters.sharding import Shard
-from horst.pruning.blocks import block_sequences, layers_by_block, outer_blocks
 from horst.pruning.calibration import calibrate
-from horst.pruning.chains import Batch
+from horst.pruning.chains import block_sequences, layers_by_block, outer_blocks
 from horst.pruning.magnitude import Magnitude
 from horst.pruning.method import Method, Prepared, Statistic
 from horst.pruning.owl import OWL
@@ -53,15 +53,16 @@ def prune(
         model: Any module. Methods that need data go through its repeated blocks one by one
             (:mod:`horst.pruning.calibration`).
         sparsity: Share of zeros in [0, 1); None where N:M or a mapping of sparsities fixes it.
-        method: ``"magnitude"``, ``"wanda"`` or ``"sparsegpt"``; or an instance of :class:`Magnitude`, :class:`Wanda`,
-            :class:`SparseGPT` with options of its own.
+        method: Method: ``"magnitude"``, ``"wanda"`` or ``"sparsegpt"``; or an instance of :class:`Magnitude`,
+            :class:`Wanda`, :class:`SparseGPT` with options of its own.
         data: Batches as the model takes them: a tensor, a tuple or list of arguments, or a mapping of keyword
             arguments. Magnitude does not read it, unless the distribution is OWL.
-        pattern: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of blocks of an out x in matrix.
-        distribution: ``"uniform"``, ``"global"``, ``"erk"``, ``"owl"`` or an :class:`OWL`; or a mapping from layer
-            names, prefixes or wildcards to sparsities. With ``"global"`` and ``"owl"``, the scores of the dense model
-            (magnitudes, or with data Wanda's) say how many weights each layer loses; ``"global"`` with data holds them
-            all in memory at once.
+        pattern: Pattern of the mask: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of blocks of
+            an out x in matrix.
+        distribution: Division of the zeros: ``"uniform"``, ``"global"``, ``"erk"``, ``"owl"`` or an :class:`OWL`; or a
+            mapping from layer names, prefixes or wildcards to sparsities. With ``"global"`` and ``"owl"``, the scores
+            of the dense model (magnitudes, or with data Wanda's) say how many weights each layer loses; ``"global"``
+            with data holds them all in memory at once.
         layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`; or ``"paper"``,
             the linear weights of all blocks but the first and the last. Frozen weights count too.
         include: Wildcard patterns of parameter names to add.
@@ -133,16 +134,14 @@ class Plan:
             )
 
     def prune(self, sparsity: float | None, *, sequential: bool) -> Report:
-        """Block by block: gather, prune, go on."""
+        """Block by block: gather, then prune."""
         counts = self.counts(sparsity)
         if self.how.statistic is None:
             return self._report([self._prune(layer, {}, counts[layer.name]) for layer in self.targets])
         pruned: dict[str, PrunedLayer] = {}
 
-        def visit(layers: Sequence[Layer], statistics: Mapping[str, Statistic]) -> None:
-            for layer in layers:
-                prepared = self._prepare(layer, statistics[layer.name])
-                pruned[layer.name] = self._prune(layer, prepared, counts[layer.name])
+        def visit(layer: Layer, statistic: Statistic) -> None:
+            pruned[layer.name] = self._prune(layer, self._prepare(layer, statistic), counts[layer.name])
 
         self._calibrate(self.how.statistic, visit, sequential)
         return self._report([pruned[layer.name] for layer in self.targets])
@@ -151,11 +150,9 @@ class Plan:
         """By layer, what its pruning at any sparsity needs, from one pass of the dense model; kept on the host."""
         everything: dict[str, Prepared] = {layer.name: {} for layer in self.targets}
 
-        def visit(layers: Sequence[Layer], statistics: Mapping[str, Statistic]) -> None:
-            for layer in layers:
-                prepared = self._prepare(layer, statistics[layer.name])
-                everything[layer.name] = {key: value.cpu() for key, value in prepared.items()}
-                self.norms[layer.name] = statistics[layer.name].norms().cpu()
+        def visit(layer: Layer, statistic: Statistic) -> None:
+            everything[layer.name] = {key: value.cpu() for key, value in self._prepare(layer, statistic).items()}
+            self.norms[layer.name] = statistic.norms().cpu()
 
         if self.how.statistic is not None:
             self._calibrate(self.how.statistic, visit, sequential=False)
@@ -191,8 +188,8 @@ class Plan:
         self._gather_norms(needed=self.batches is not None)
         scores: dict[str, Callable[[], list[Tensor]]] = {
             block: partial(lambda inside: [self._scores(layer).abs() for layer in inside], inside)
-            for sequence in block_sequences(self.model)
-            for block, inside in layers_by_block(self.targets, sequence).items()
+            for blocks in block_sequences(self.model).values()
+            for block, inside in layers_by_block(self.targets, blocks).items()
             if inside
         }
         if not scores:
@@ -200,8 +197,8 @@ class Plan:
         return {**owl.ratios(scores, sparsity), "*": sparsity}  # what lies outside the blocks gets the mean
 
     def _gather_norms(self, needed: bool) -> None:
-        def visit(layers: Sequence[Layer], statistics: Mapping[str, Statistic]) -> None:
-            self.norms.update((layer.name, statistics[layer.name].norms().cpu()) for layer in layers)
+        def visit(layer: Layer, statistic: Statistic) -> None:
+            self.norms[layer.name] = statistic.norms().cpu()
 
         if needed and not self.norms:
             self._calibrate(InputNorms, visit, sequential=False)
@@ -211,14 +208,15 @@ class Plan:
         return wanda_scores(W, self.norms[layer.name].to(W.device)) if self.norms else W
 
     def _calibrate(
-        self,
-        statistic: type[Statistic],
-        visit: Callable[[Sequence[Layer], Mapping[str, Statistic]], None],
-        sequential: bool,
+        self, statistic: type[Statistic], visit: Callable[[Layer, Statistic], None], sequential: bool
     ) -> None:
+        def visit_each(layers: Sequence[Layer], statistics: Mapping[str, Statistic]) -> None:
+            for layer in layers:
+                visit(layer, statistics[layer.name])
+
         assert self.batches is not None
         calibrate(
-            self.model, self.batches, self.targets, statistic=statistic, visit=visit, sequential=sequential,
+            self.model, self.batches, self.targets, statistic=statistic, visit=visit_each, sequential=sequential,
             device=self.where,
         )  # fmt: skip
 

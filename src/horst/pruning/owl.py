@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from horst.sparsity import owl_ratios
+from horst.sparsity.distributions import outlier_share, ratios_by_outliers
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,8 @@ class OWL:
         """The sparsity of each block, :func:`horst.sparsity.owl_ratios`, with one block's scores in memory at a time.
 
         Args:
-            scores: By the name of a block, a function that computes the scores of its layers.
+            scores: Functions, by the name of a block, that compute the scores of its layers.
             sparsity: The mean over the blocks.
         """
-        return owl_ratios(_OneAtATime(scores), sparsity, threshold=self.threshold, spread=self.spread)
-
-
-class _OneAtATime(Mapping[str, Sequence[Tensor]]):
-    """Scores that are computed when they are looked up, and not kept."""
-
-    def __init__(self, scores: Mapping[str, Callable[[], Sequence[Tensor]]]) -> None:
-        self._scores = scores
-
-    def __getitem__(self, block: str) -> Sequence[Tensor]:
-        return self._scores[block]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._scores)
-
-    def __len__(self) -> int:
-        return len(self._scores)
+        shares = {block: outlier_share(compute(), self.threshold) for block, compute in scores.items()}
+        return ratios_by_outliers(shares, sparsity, self.spread)

@@ -15,7 +15,7 @@ class PrunedLayer:
 
     Args:
         name: The parameter's name.
-        shape: Its shape.
+        shape: Shape of the parameter.
         kept: Number of its weights that are not zero.
         error: Share of the output's energy lost on the calibration inputs, ``|X W' - X W|^2 / |X W|^2``; None where
             the method does not know it.
@@ -78,22 +78,14 @@ class Report:
 
     def shares(self) -> dict[str, float]:
         """Both shares of zeros, by name."""
-        return {
-            "sparsity_of_pruned_layers": self.sparsity_of_pruned_layers,
-            "sparsity_of_all_weights": self.sparsity_of_all_weights,
-        }
+        names = ("sparsity_of_pruned_layers", "sparsity_of_all_weights")
+        return {name: getattr(self, name) for name in names}
 
     def rows(self) -> list[dict[str, Any]]:
         """One plain dictionary per layer."""
+        columns = ("weights", "kept", "sparsity", "error")
         return [
-            {
-                "layer": layer.name,
-                "shape": list(layer.shape),
-                "weights": layer.weights,
-                "kept": layer.kept,
-                "sparsity": layer.sparsity,
-                "error": layer.error,
-            }
+            {"layer": layer.name, "shape": list(layer.shape), **{name: getattr(layer, name) for name in columns}}
             for layer in self.layers
         ]
 

@@ -17,14 +17,17 @@ References: Frantar and Alistarh, *SparseGPT* (2023).
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from horst.pruning.method import Method, Prepared, Statistic
-from horst.pruning.precision import full_float32
 from horst.sparsity.masks import NM, Block
 from horst.sparsity.selection import smallest
 
@@ -32,6 +35,39 @@ logger = logging.getLogger(__name__)
 
 # 0.01 times 10^4 is a hundred times the mean diagonal: what is not positive definite by then is no sum of squares.
 _TRIES = 5
+
+
+@contextlib.contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 and no bfloat16 inside float32 products; the global setting is put back afterwards.
+
+    torch has two ways to say it, and refuses to read the older one where the newer one was used. Setting through the
+    older sets both, so that is what happens inside; afterwards both are put back.
+
+    Example:
+        >>> with full_float32():
+        ...     torch.get_float32_matmul_precision()
+        'highest'
+    """
+    backends: Any = torch.backends
+    newer = (backends.cuda.matmul, backends.mkldnn.matmul)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions warn of the older way
+        try:
+            older: str | None = torch.get_float32_matmul_precision()
+        except RuntimeError:
+            older = None
+        before = [backend.fp32_precision for backend in newer]
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if older is not None:
+                torch.set_float32_matmul_precision(older)
+            for backend, precision in zip(newer, before, strict=True):
+                backend.fp32_precision = precision
 
 
 class Hessian(Statistic):
@@ -65,8 +101,8 @@ def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer")
     0.01), with a warning, up to four times.
 
     Args:
-        H: Symmetric, positive semidefinite. A zero on its diagonal is an input that never fired: it is left out of the
-            mean, and replaced by it.
+        H: Matrix, symmetric and positive semidefinite. A zero on its diagonal is an input that never fired: it is left
+            out of the mean, and replaced by it.
         damping: Share of the mean diagonal.
         name: Name of the layer, for messages.
 
@@ -110,10 +146,11 @@ def compensate(
     and count; where they alone are more than ``count``, more than ``count`` weights go.
 
     Args:
-        W: Out x in, float32; left as it is.
+        W: Weights, out x in, float32; left as it is.
         U: Factor of the inverse, see :func:`inverse_factor`.
-        dead: Boolean, one entry per column.
-        pattern: None is single weights; N:M decides for each group just before its columns are frozen.
+        dead: Booleans, one per column: whether its input never fired.
+        pattern: Pattern of the mask; None is single weights; N:M decides for each group just before its columns are
+            frozen.
         count: Number of single weights to remove; not read for N:M.
         block: Columns whose updates the rest of the matrix receives in one product.
 
@@ -168,7 +205,7 @@ class SparseGPT(Method):
     """Remove the weights of least effect on the output, and let the others of their row make up for them.
 
     Args:
-        damping: Added to the diagonal of H, as a share of its mean.
+        damping: Number added to the diagonal of H, as a share of its mean.
         block: Columns that are chosen together.
 
     Example:

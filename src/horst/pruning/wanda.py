@@ -39,7 +39,7 @@ def wanda_scores(W: Tensor, norms: Tensor) -> Tensor:
     r"""Wanda's scores :math:`|W_{ij}| \sqrt{\overline{x_j^2}}`, in float32.
 
     Args:
-        W: Out x in.
+        W: Weights, out x in.
         norms: Root mean square of each input, :class:`InputNorms`.
 
     Example:
@@ -54,7 +54,8 @@ class Wanda(Method):
     """Remove the weights of least magnitude times input, compared within each output's row; the others do not change.
 
     Args:
-        compare: ``"row"`` (Wanda's) compares the weights of one output, ``"tensor"`` all weights of a matrix.
+        compare: Group of comparison: ``"row"`` (Wanda's) compares the weights of one output, ``"tensor"`` all weights
+            of a matrix.
 
     Example:
         >>> W = torch.tensor([[1.0, 2.0], [4.0, 3.0]])

@@ -9,9 +9,8 @@ from horst.sparsity.gmp import GMP
 from horst.sparsity.imp import IMP
 from horst.sparsity.layers import find_layers
 from horst.sparsity.masks import magnitude_mask
-from horst.sparsity.rigl import RigL
+from horst.sparsity.rigl import SET, RigL
 from horst.sparsity.schedules import Cubic, DropGrow, Phases, Rounds, acdc_epochs, acdc_steps, rigl_steps
-from horst.sparsity.set import SET
 from horst.sparsity.srste import SRSTE
 from horst.sparsity.state_policy import StatePolicy
 from horst.sparsity.static import Static, keep_zeros

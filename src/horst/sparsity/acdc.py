@@ -25,12 +25,12 @@ class ACDC(Sparsifier):
 
     Args:
         schedule: The phases: :func:`~horst.sparsity.schedules.acdc_epochs` (the reference's),
-            :func:`~horst.sparsity.schedules.acdc_steps`, :func:`~horst.sparsity.schedules.acdc_cifar` or your own
-            :class:`~horst.sparsity.schedules.Phases`.
-        restore: ``"zeros"``: pruned weights come back as zeros (the reference). ``"values"``: with the values they had
-            when they were pruned, as code that masks in the forward pass only has it.
+            :func:`~horst.sparsity.schedules.acdc_steps` or your own :class:`~horst.sparsity.schedules.Phases`.
+        restore: Values of restored weights. ``"zeros"``: pruned weights come back as zeros (the reference).
+            ``"values"``: with the values they had when they were pruned, as code that masks in the forward pass only
+            has it.
         distribution: One global threshold, as the reference. Its uniform variant is ``"uniform"``.
-        policy: By default the reference's: first moments of all parameters are zeroed at each restore.
+        policy: State policy; by default the reference's: first moments of all parameters are zeroed at each restore.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -69,12 +69,9 @@ class ACDC(Sparsifier):
         self._start()
 
     def _begin(self) -> None:
-        self._change()
+        self._on_step()
 
     def _on_step(self) -> Event | None:
-        return self._change()
-
-    def _change(self) -> Event | None:
         change = self.schedule.change(self.steps)
         if change == "prune":
             pruned = self._select(self.sparsity)
@@ -84,7 +81,7 @@ class ACDC(Sparsifier):
             self._set_pruned(pruned, "prune")
         elif change == "restore":
             self._zero_weights(always=True)
-            self._restore_all()
+            self._set_pruned({name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}, "restore")
             for layer in self.layers:
                 if layer.name in self._values:
                     local_shard(layer.param).add_(self._values.pop(layer.name))

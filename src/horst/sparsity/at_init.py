@@ -31,12 +31,12 @@ class AtInit(Sparsifier):
       falling density. On a network with norms or softmax, this is the score without its conservation law.
 
     Args:
-        score: One of the three names.
-        loss: ``loss(model)`` gives the scalar whose gradient is taken: for SNIP the training loss on a batch or
-            several, for SynFlow ``lambda m: m(torch.ones(1, 3, 224, 224)).sum()``. Under DDP call the wrapped model
-            in it, so that the gradients are averaged over the ranks.
+        score: Name of the score, one of the three above.
+        loss: Function of the model that returns the scalar whose gradient is taken: for SNIP the training loss on a
+            batch or several, for SynFlow ``lambda m: m(torch.ones(1, 3, 224, 224)).sum()``. Under DDP call the wrapped
+            model in it, so that the gradients are averaged over the ranks.
         rounds: Number of rounds of SynFlow; 100 in its paper.
-        distribution: By default global, and uniform for ``"random"``.
+        distribution: Distribution of the zeros; by default global, and uniform for ``"random"``.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 

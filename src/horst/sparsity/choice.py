@@ -18,7 +18,7 @@ class Chooser:
 
     Args:
         layers: The masked layers.
-        pattern: Unstructured, block or N:M.
+        pattern: Pattern of the masks: unstructured, block or N:M.
         distribution: Division of the zeros among the layers.
         sparsity: The sparsity of the whole run; None where the pattern fixes it.
     """
@@ -53,7 +53,7 @@ class Chooser:
 
         Args:
             sparsity: The share of zeros to reach.
-            scores: By layer, shaped like the local weights; the smallest magnitudes go.
+            scores: Scores by layer, shaped like the local weights; the smallest magnitudes go.
             old: Weights that are pruned already and stay so, by layer; only the rest is chosen.
         """
         if isinstance(self.pattern, NM):

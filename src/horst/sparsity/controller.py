@@ -21,10 +21,10 @@ masks, and the engine then leaves the zeroing of those weights to the optimizer.
 from __future__ import annotations
 
 import abc
-import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -34,9 +34,9 @@ from torch.optim import Optimizer
 
 from horst.parameters.kinds import clean_name
 from horst.parameters.sharding import as_shard_of, local_shard, part_of, random_scores
-from horst.sparsity import copies, ownership, saved_state
-from horst.sparsity.best import BestModels
+from horst.sparsity import copies, optimizer_hooks, saved_state
 from horst.sparsity.choice import Chooser
+from horst.sparsity.copies import BestModels
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Pattern, check_replicas, mask_hash, parse_pattern
@@ -76,12 +76,12 @@ class Sparsifier(abc.ABC):
         optimizer: The optimizer, or a list of those that share the model's parameters. One that has an open sparsifier
             is refused: :meth:`close` that one first.
         sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
-        distribution: How the zeros are divided among the layers, see :mod:`horst.sparsity.distributions`.
+        distribution: Division of the zeros among the layers, see :mod:`horst.sparsity.distributions`.
         policy: Effect of a change of masks on the optimizer's state.
-        layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
+        layers: Preset of layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
         include: Name patterns of weights to mask as well.
         exclude: Name patterns of weights to leave dense.
-        pattern: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
+        pattern: Pattern of the masks: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
         seed: Seed of the random scores, which are equal on every rank and device.
         state_dict: State of a run to resume. Pass it here, not to :meth:`load_state_dict`, where the weights are those
             of the checkpoint already: the method's first mask would spoil them.
@@ -104,7 +104,7 @@ class Sparsifier(abc.ABC):
     ) -> None:
         self.model = model
         self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        ownership.refuse_a_second(self.optimizers)
+        optimizer_hooks.refuse_a_second(self.optimizers)
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
         self.pattern, self.sparsity = self._chooser.pattern, self._chooser.sparsity
@@ -113,7 +113,7 @@ class Sparsifier(abc.ABC):
         self.steps = 0
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
-        self._owner = ownership.find_owners(self.optimizers, self.layers)
+        self._owner = optimizer_hooks.find_owners(self.optimizers, self.layers)
         self._names = copies.names_of(self.layers, model)
         # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
@@ -130,7 +130,7 @@ class Sparsifier(abc.ABC):
         # What close() does, also for a sparsifier that is dropped. It holds the optimizers weakly: the hooks of
         # keep_zeros hold the sparsifier, and the two would never be freed.
         owned = [(weakref.ref(opt), [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
-        self._release = weakref.finalize(self, ownership.release, self._handles, owned)
+        self._release = weakref.finalize(self, optimizer_hooks.release, self._handles, owned)
         self._release.atexit = False
         try:
             if self._resume_from is None:
@@ -143,7 +143,7 @@ class Sparsifier(abc.ABC):
         except BaseException:
             self.close()  # an exception keeps the unfinished sparsifier alive, and nobody else could close it
             raise
-        ownership.note(self)
+        optimizer_hooks.note(self)
 
     # --- what a method says -------------------------------------------------------------------------------------
 
@@ -226,19 +226,19 @@ class Sparsifier(abc.ABC):
 
     # --- evaluation and saving ----------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def evaluate(self, model: nn.Module) -> Iterator[nn.Module]:
+    def evaluate(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
         """``model``, an average (EMA) of the trained one, with the present masks; put back on leaving.
 
         The average of a pruned weight fades but is not zero. Masking it here costs one pass at each evaluation
         instead of one at each training step.
         """
-        with copies.masked(model, self._pruned, self._names):
-            yield model
+        return copies.masked(model, self._pruned, self._names)
 
+    @torch.no_grad()
     def apply_to(self, model: nn.Module) -> None:
         """Zero the pruned weights of another copy of the model for good, as for saving an EMA."""
-        copies.mask_(model, self._pruned, self._names)
+        for weight, zeros in copies.matched(model, self._pruned, self._names):
+            weight.masked_fill_(zeros, 0)
 
     def masked_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a model's ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""
@@ -266,14 +266,14 @@ class Sparsifier(abc.ABC):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well.
+        """Continue where ``state_dict`` was taken. Weights are not touched: load the model's and optimizer's as well.
 
         Its tensors may be whole or DTensors, whatever the number of ranks that saved them.
         """
         saved_state.restore(self, state_dict)
 
     def close(self) -> None:
-        """Remove all hooks: training goes on without masks. Close one sparsifier before building the next."""
+        """Remove all hooks: training continues without masks. Close one sparsifier before building the next."""
         self._release()
 
     def __enter__(self) -> Self:
@@ -315,10 +315,6 @@ class Sparsifier(abc.ABC):
                 del self._pruned[name]
         self._masks_changed()
         self._zero_weights(always=True)
-
-    def _restore_all(self) -> None:
-        """Every layer dense again."""
-        self._set_pruned({name: torch.zeros_like(pruned) for name, pruned in self._pruned.items()}, "restore")
 
     def _as_saved(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For a checkpoint: this rank's parts of tensors that are named and shaped like the model's."""

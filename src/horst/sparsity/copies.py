@@ -1,4 +1,4 @@
-"""The trained masks on other copies of the model: averages (EMA) at evaluation, state dicts at saving.
+"""Copies of the model: averages (EMA) and state dicts under the trained masks, and the best models of a run.
 
 ``pruned`` holds, by layer name, the weights that are zero; ``names`` gives the layer of each name that a masked weight
 goes by. A tied weight has several, and in a state dict it stands under all of them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def masked(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, s
     """``model`` with its pruned weights zero; put back on leaving."""
     saved = []
     with torch.no_grad():
-        for weight, zeros in _matched(model, pruned, names):
+        for weight, zeros in matched(model, pruned, names):
             saved.append((weight, zeros, weight[zeros]))
             weight.masked_fill_(zeros, 0)
     try:
@@ -39,13 +40,6 @@ def masked(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, s
         with torch.no_grad():
             for weight, zeros, values in saved:
                 weight[zeros] = values
-
-
-@torch.no_grad()
-def mask_(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
-    """Zero the pruned weights of ``model`` for good."""
-    for weight, zeros in _matched(model, pruned, names):
-        weight.masked_fill_(zeros, 0)
 
 
 @torch.no_grad()
@@ -67,17 +61,61 @@ def masked_state_dict(
     return out
 
 
-def _matched(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> list[tuple[Tensor, Tensor]]:
+def matched(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> list[tuple[Tensor, Tensor]]:
     """The local weights of a copy of the model, each once, with the trained model's pruned weights."""
-    matched: dict[int, tuple[Tensor, Tensor]] = {}
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}
     seen = set()
     for name, p in model.named_parameters(remove_duplicate=False):
         layer = names.get(clean_name(name))
         if layer is not None and layer in pruned:
             weight = local_shard(p)
-            matched[id(p)] = (weight, pruned[layer].to(weight.device))  # averages may live on the CPU
+            pairs[id(p)] = (weight, pruned[layer].to(weight.device))  # averages may live on the CPU
             seen.add(layer)
     for layer in pruned:
         if layer not in seen:
             raise ValueError(f"the given model has no parameter {layer!r}: it must be a copy of the trained one.")
-    return list(matched.values())
+    return list(pairs.values())
+
+
+@dataclass(frozen=True)
+class Best:
+    """A model's metric, the step it was taken at, and its weights on the CPU (of sharded ones, this rank's part)."""
+
+    metric: float
+    step: int
+    weights: dict[str, Tensor]
+
+
+class BestModels(dict[str, Best]):
+    """By kind, ``"dense"`` or ``"sparse"``, the best model recorded; filled by ``sparsifier.record(metric)``.
+
+    The two are kept apart because AC/DC yields both.
+
+    Example:
+        >>> best = BestModels()
+        >>> best.record("sparse", 0.7, 10, {}), best.record("sparse", 0.6, 20, {}), best["sparse"].step
+        (True, False, 10)
+    """
+
+    def record(
+        self, kind: str, metric: float, step: int, state_dict: Mapping[str, Any], higher_is_better: bool = True
+    ) -> bool:
+        """Keep a copy of ``state_dict`` if ``metric`` beats the best of its ``kind``; a NaN never does."""
+        metric = float(metric)
+        if metric != metric:
+            return False
+        if kind in self and not (metric > self[kind].metric if higher_is_better else metric < self[kind].metric):
+            return False
+        tensors = {
+            clean_name(name): local_shard(v).cpu().clone() for name, v in state_dict.items() if isinstance(v, Tensor)
+        }
+        self[kind] = Best(metric, step, tensors)
+        return True
+
+    def load_into(self, model: nn.Module, kind: str) -> None:
+        """Copy the best model of ``kind`` into ``model``."""
+        if kind not in self:
+            raise KeyError(f"no {kind} model has been recorded; recorded are: {list(self) or 'none'}.")
+        for name, value in model.state_dict().items():
+            if isinstance(value, Tensor):
+                local_shard(value).copy_(self[kind].weights[clean_name(name)])

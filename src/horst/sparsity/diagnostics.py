@@ -7,7 +7,6 @@ of the magnitudes of kept weights. All are exact and summed over ranks; nothing 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from horst.sparsity.selection import kth_magnitude
 class Recorder:
     """Records a sparsifier's events in :attr:`records`, a list of plain dictionaries.
 
-    The sparsifier's ``state_dict`` holds what was recorded: a run that is resumed with a new recorder goes on with it.
+    The sparsifier's ``state_dict`` holds what was recorded: a resumed run with a new recorder continues it.
 
     Args:
         sparsifier: The sparsifier to watch.
@@ -60,30 +59,31 @@ class Recorder:
     def __call__(self, sparsifier: Sparsifier, event: Event) -> None:
         """Note an event."""
         masks = sparsifier.masks
-        layers = {}
-        totals = _Counts()
+        layers, counts = {}, []
         for layer in sparsifier.layers:
-            layers[layer.name], counts = self._layer(sparsifier, layer, masks[layer.name])
-            totals += counts
-        record = {"step": event.step, "kind": event.kind, "sparsity": event.sparsity, **totals.shares()}
+            layers[layer.name], numbers = self._layer(sparsifier, layer, masks[layer.name])
+            counts.append(numbers)
+        totals = _shares(*map(sum, zip(*counts, strict=True)))
+        record = {"step": event.step, "kind": event.kind, "sparsity": event.sparsity, **totals}
         self.records.append({**record, "layers": layers})
 
-    def _layer(self, sparsifier: Sparsifier, layer: Layer, kept: Tensor) -> tuple[dict[str, Any], _Counts]:
+    def _layer(self, sparsifier: Sparsifier, layer: Layer, kept: Tensor) -> tuple[dict[str, Any], tuple[int, int, int]]:
+        """The record of a layer, and the numbers of :func:`_shares`."""
         count = sparsifier._chooser.count
         total, n = layer.param.numel(), count(layer.name, kept)
         ranks = {q: max(1, math.ceil(q * n)) for q in self._quantiles if n}
-        counts = _Counts()
+        counts = (0, 0, 0)
         if sparsifier.is_sparse:
             negative = local_shard(layer.param) < 0
             if layer.name in self._previous:
                 was_kept, was_negative = (load_bits(layer.param, bits) for bits in self._previous[layer.name])
                 both = kept & was_kept
                 flipped = both & (negative != was_negative)
-                counts = _Counts(n, count(layer.name, both), count(layer.name, flipped))
+                counts = (n, count(layer.name, both), count(layer.name, flipped))
             self._previous[layer.name] = (save_bits(layer.param, kept), save_bits(layer.param, negative))
         row = {
             "sparsity": 1.0 - n / total,
-            **counts.shares(),
+            **_shares(*counts),
             "quantiles": {str(q): kth_magnitude([layer.param], k, among=[kept]) for q, k in ranks.items()},
         }
         return row, counts
@@ -102,22 +102,9 @@ class Recorder:
         self._previous = {name: (bits[0], bits[1]) for name, bits in state_dict["previous"].items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Counts:
-    """Weights kept now, of them those that the last sparse mask kept too, of these those with another sign."""
-
-    kept: int = 0
-    shared: int = 0
-    flipped: int = 0
-
-    def __add__(self, other: _Counts) -> _Counts:
-        return _Counts(self.kept + other.kept, self.shared + other.shared, self.flipped + other.flipped)
-
-    def shares(self) -> dict[str, float | None]:
-        return {
-            "overlap": self.shared / self.kept if self.kept else None,
-            "sign_flips": self.flipped / self.shared if self.shared else None,
-        }
+def _shares(kept: int, shared: int, flipped: int) -> dict[str, float | None]:
+    """Of the weights kept now, those that the last sparse mask kept too; of these, those with another sign."""
+    return {"overlap": shared / kept if kept else None, "sign_flips": flipped / shared if shared else None}
 
 
 def plot(records: Sequence[Mapping[str, Any]], path: PathLike) -> None:

@@ -96,16 +96,27 @@ def owl_ratios(
 
     References: Yin et al., *Outlier Weighed Layerwise Sparsity* (2023).
     """
+    return ratios_by_outliers(
+        {block: outlier_share(parts, threshold) for block, parts in scores.items()}, sparsity, spread
+    )
+
+
+def outlier_share(scores: Sequence[Tensor], threshold: float) -> float:
+    """The share of a block's scores above ``threshold`` times their mean."""
+    if not threshold > 0:
+        raise ValueError(f"threshold must be above 0, got {threshold}.")
+    count = sum(part.numel() for part in scores)
+    limit = threshold * sum(part.double().sum() for part in scores) / count
+    return sum(int((part > limit).sum()) for part in scores) / count
+
+
+def ratios_by_outliers(shares: Mapping[str, float], sparsity: float, spread: float) -> dict[str, float]:
+    """:func:`owl_ratios` from the share of outliers of each block."""
     check_sparsity(sparsity)
-    if not scores:
+    if not shares:
         raise ValueError("scores is empty: give the scores of at least one block.")
-    if not threshold > 0 or not spread >= 0:
-        raise ValueError(f"threshold must be above 0 and spread at least 0, got {threshold} and {spread}.")
-    shares = {}
-    for block, parts in scores.items():
-        total = sum(part.double().sum() for part in parts)
-        limit = threshold * total / sum(part.numel() for part in parts)
-        shares[block] = sum(int((part > limit).sum()) for part in parts) / sum(part.numel() for part in parts)
+    if not spread >= 0:
+        raise ValueError(f"spread must be at least 0, got {spread}.")
     low, high = min(shares.values()), max(shares.values())
     width = 2 * spread / (high - low) if high > low else 0.0
     bonus = {block: width * (share - low) for block, share in shares.items()}

@@ -21,7 +21,7 @@ class GMP(Sparsifier):
     """Remove the smallest weights a few at a time, along a cubic; what is removed stays removed.
 
     Args:
-        schedule: When, and how fast: :class:`~horst.sparsity.schedules.Cubic`.
+        schedule: Schedule of the prunings: :class:`~horst.sparsity.schedules.Cubic`.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 

@@ -29,7 +29,7 @@ class IMP(Sparsifier):
     :attr:`training_step`, for example with ``LambdaLR(optimizer, lambda _: rate(sparsifier.training_step))``.
 
     Args:
-        schedule: :class:`~horst.sparsity.schedules.Rounds`.
+        schedule: Schedule of the rounds: :class:`~horst.sparsity.schedules.Rounds`.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 

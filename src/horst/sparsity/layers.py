@@ -161,7 +161,7 @@ def summary_table(
     """A table of ``(name, shape, pruned)``: per layer, over the masked layers, and of the whole model.
 
     Args:
-        rows: One per layer.
+        rows: Tuples, one per layer.
         model_parameters: Number of parameters of the whole model.
         errors: Numbers for one more column, by layer.
 

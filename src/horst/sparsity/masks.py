@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from horst.parameters.sharding import Shard, as_shard_of, local_shard, mix, part_of, sum_over_ranks
-from horst.sparsity.selection import exact_floor, magnitude_keys, select, smallest
+from horst.sparsity.selection import exact_floor, magnitude_keys, select
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,8 @@ def magnitude_mask(weight: Tensor, sparsity: float | None = None, *, pattern: Pa
     if isinstance(parsed, NM):
         return parsed.mask(local_shard(weight), min(1, weight.dim() - 1))
     assert sparsity is not None
-    if parsed.is_unstructured:
-        return ~smallest([weight], exact_floor(sparsity, weight.numel()))[0]
-    units = parsed.units(Shard.of(weight))
-    return ~parsed.expand(
-        select([parsed.unit_scores(local_shard(weight))], [units], exact_floor(sparsity, units.numel))[0]
-    )
+    units, scores = parsed.units(Shard.of(weight)), parsed.unit_scores(local_shard(weight))
+    return ~parsed.expand(select([scores], [units], exact_floor(sparsity, units.numel))[0])
 
 
 def check_sparsity(sparsity: float | None, pattern: Block | NM | None = None) -> None:

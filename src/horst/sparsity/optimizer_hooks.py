@@ -1,4 +1,4 @@
-"""Running code between the gradients and the update of any ``torch.optim.Optimizer``.
+"""A sparsifier's ties to optimizers: code before and after each update, and one open sparsifier per optimizer.
 
 Under ``torch.compile(optimizer.step)`` the code runs outside of the graph: masks are changed by counting and selecting,
 which reads numbers back.
@@ -6,12 +6,22 @@ which reads numbers back.
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+
+from horst.sparsity.layers import Layer
+
+if TYPE_CHECKING:
+    from horst.sparsity.controller import Sparsifier
+
+# By optimizer, the last sparsifier built on it: two at once would silently zero what the other keeps.
+_latest: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
 
 
 def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> Any:
@@ -26,12 +36,7 @@ def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> 
     Returns:
         A handle whose ``remove()`` undoes it.
     """
-    method = weakref.WeakMethod(action)
-
-    @torch.compiler.disable
-    def act(opt: Optimizer) -> None:
-        if (alive := method()) is not None:
-            alive(opt)
+    act = _while_alive(action)
 
     def pre_hook(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -51,11 +56,67 @@ def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> 
 
 def after_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> Any:
     """Run ``action(optimizer)`` at the end of each step; otherwise as :func:`before_update`."""
+    act = _while_alive(action)
+    return optimizer.register_step_post_hook(lambda opt, args, kwargs: act(opt))
+
+
+def _while_alive(action: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
     method = weakref.WeakMethod(action)
 
     @torch.compiler.disable
-    def post_hook(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def act(opt: Optimizer) -> None:
         if (alive := method()) is not None:
             alive(opt)
 
-    return optimizer.register_step_post_hook(post_hook)
+    return act
+
+
+def find_owners(optimizers: Sequence[Optimizer], layers: Sequence[Layer]) -> dict[str, Optimizer]:
+    """The optimizer of each layer, by the layer's name; a layer without one is refused."""
+    owners: dict[str, Optimizer] = {}
+    for optimizer in optimizers:
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        owners |= {layer.name: optimizer for layer in layers if id(layer.param) in ids}
+    missing = [layer.name for layer in layers if layer.name not in owners]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} masked weights are in no optimizer: {', '.join(missing[:4])}. Make the optimizer from "
+            "the model's present parameters (after moving and sharding it), pass every optimizer in a list, or "
+            "exclude these layers."
+        )
+    return owners
+
+
+def refuse_a_second(optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers on which a sparsifier is open."""
+    if any(_open_on(optimizer) for optimizer in optimizers):
+        gc.collect()  # one that was dropped may wait in a cycle of references, where nobody can close it
+    for optimizer in optimizers:
+        if (other := _open_on(optimizer)) is not None:
+            raise ValueError(
+                f"{type(optimizer).__name__} has an open sparsifier, {type(other).__name__} (sparsity "
+                f"{other.current_sparsity:.4f}): a second one would undo its masks. Call close() on the first before "
+                "building the next; of keep_zeros, on what it returned."
+            )
+
+
+def note(sparsifier: Sparsifier) -> None:
+    """Remember an open sparsifier for :func:`refuse_a_second`."""
+    _latest.update((optimizer, weakref.ref(sparsifier)) for optimizer in sparsifier.optimizers)
+
+
+def release(handles: list[Any], owned: Sequence[tuple[weakref.ref[Optimizer], Sequence[Tensor]]]) -> None:
+    """Remove all hooks, and the masks from the optimizers that were given them."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+    for optimizer, params in owned:
+        alive = optimizer()
+        if alive is not None and hasattr(alive, "set_masks"):
+            alive.set_masks(dict.fromkeys(params))
+
+
+def _open_on(optimizer: Optimizer) -> Sparsifier | None:
+    latest = _latest.get(optimizer)
+    sparsifier = None if latest is None else latest()
+    return sparsifier if sparsifier is not None and sparsifier._release.alive else None

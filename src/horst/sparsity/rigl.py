@@ -1,6 +1,7 @@
-"""RigL: keep the sparsity, exchange the smallest weights for those of largest gradient. With :mod:`set`'s base.
+"""RigL and SET: keep the sparsity, exchange the smallest weights for those of largest gradient, or for random ones.
 
-References: Evci, Gale, Menick, Castro, Elsen, *Rigging the Lottery: Making All Tickets Winners*, 2020.
+References: Evci, Gale, Menick, Castro, Elsen, *Rigging the Lottery: Making All Tickets Winners*, 2020. Mocanu et al.,
+*Scalable training of artificial neural networks with adaptive sparse connectivity inspired by network science*, 2018.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Exchange(Sparsifier, abc.ABC):
     the next one that is taken.
 
     Args:
-        schedule: When, and how many: :class:`~horst.sparsity.schedules.DropGrow`.
+        schedule: Schedule of the exchanges: :class:`~horst.sparsity.schedules.DropGrow`.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
     """
@@ -136,3 +137,13 @@ class RigL(Exchange):
 
     def _growth_scores(self, layer: Layer) -> Tensor | None:
         return None if layer.param.grad is None else local_shard(layer.param.grad)
+
+
+class SET(Exchange):
+    """Drop the smallest weights, grow random ones; see :class:`Exchange` for the arguments.
+
+    The random choice is a hash of seed, exchange and index, so it needs no generator and is equal on every rank.
+    """
+
+    def _growth_scores(self, layer: Layer) -> Tensor | None:
+        return self._random(self.layers.index(layer))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from horst.sparsity.copies import Best, BestModels
 from horst.sparsity.masks import load_bits, save_bits
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def state_of(sparsifier: Sparsifier) -> dict[str, Any]:
     """See :meth:`horst.sparsity.Sparsifier.state_dict`."""
     pruned = sparsifier._pruned
-    best = sparsifier.best.state_dict()
+    best = sparsifier.best
     return {
         "method": type(sparsifier).__name__,
         "steps": sparsifier.steps,
@@ -24,7 +25,7 @@ def state_of(sparsifier: Sparsifier) -> dict[str, Any]:
         "draws": sparsifier._draws,
         "layers": {layer.name: list(layer.param.shape) for layer in sparsifier.layers},
         "pruned": {l.name: save_bits(l.param, pruned[l.name]) for l in sparsifier.layers if l.name in pruned},
-        "best": {kind: {**b, "weights": sparsifier._as_saved(b["weights"])} for kind, b in best.items()},
+        "best": {kind: {**vars(b), "weights": sparsifier._as_saved(b.weights)} for kind, b in best.items()},
         "extra": sparsifier._extra_state(),
         "observers": [observer.state_dict() for observer in _observers_with_state(sparsifier)],
     }
@@ -48,16 +49,15 @@ def restore(sparsifier: Sparsifier, state: Mapping[str, Any]) -> None:
                 "Resume the same model."
             )
     pruned = {name: load_bits(weights[name], mask) for name, mask in state["pruned"].items()}
-    best = {
-        kind: {**b, "weights": {name: value.cpu() for name, value in sparsifier._from_saved(b["weights"]).items()}}
-        for kind, b in state["best"].items()
-    }
+    best = BestModels()
+    for kind, b in state["best"].items():
+        best_weights = {name: value.cpu() for name, value in sparsifier._from_saved(b["weights"]).items()}
+        best[kind] = Best(b["metric"], b["step"], best_weights)
     sparsifier.steps, sparsifier.seed, sparsifier._draws = (int(state[key]) for key in ("steps", "seed", "draws"))
-    sparsifier.best.load_state_dict(best)
-    sparsifier._pruned = pruned
+    sparsifier.best, sparsifier._pruned = best, pruned
     sparsifier._masks_changed()
     sparsifier._load_extra_state(state["extra"])
-    # A run begun without observers may go on with some, and the other way round.
+    # A run begun without observers may continue with some, and the other way round.
     for observer, saved in zip(_observers_with_state(sparsifier), state.get("observers", []), strict=False):
         observer.load_state_dict(saved)
 

@@ -23,7 +23,7 @@ class Phases:
     Args:
         changes: The steps at which phases change; the first and the last begin a sparse phase.
         end: Steps of the whole run; the last sparse phase ends there.
-        steps_per_epoch: Only for printing: the table is given in epochs of this length.
+        steps_per_epoch: Length of an epoch, in which the table is printed; nothing else reads it.
 
     Example:
         >>> print(Phases((10, 15, 30), end=50).table())
@@ -68,14 +68,11 @@ class Phases:
 
     def table(self) -> str:
         """The phases, one per line, in epochs (in steps where ``steps_per_epoch`` is 1)."""
-        bounds = (0, *self.changes, self.end) if self.changes[0] else (*self.changes, self.end)
-        first_is_sparse = self.changes[0] == 0
         lines = ["phase   from  to   length"]
-        for i, (start, stop) in enumerate(pairwise(bounds)):
-            a, b = (f"{x / self.steps_per_epoch:g}" for x in (start, stop))
-            length = f"{(stop - start) / self.steps_per_epoch:g}"
-            kind = "sparse" if (i % 2 == 1) != first_is_sparse else "dense"
-            lines.append(f"{kind:6} {a:>5}{b:>5}{length:>8}")
+        for i, (start, stop) in enumerate(pairwise((0, *self.changes, self.end))):
+            a, b, length = (f"{x / self.steps_per_epoch:g}" for x in (start, stop, stop - start))
+            if stop > 0:  # there is no dense phase before a change at step 0
+                lines.append(f"{'sparse' if i % 2 else 'dense':6} {a:>5}{b:>5}{length:>8}")
         return "\n".join(lines)
 
 
@@ -92,7 +89,8 @@ def acdc_epochs(
     """AC/DC's reference schedule: 10 epochs dense, 5 sparse / 5 dense, the last dense phase 10, the last sparse 15.
 
     For 100 epochs: prune at 10, 20, ..., 70 and 85, restore at 15, 25, ..., 65 and 75. The same rule gives the paper's
-    300 epochs. Where the middle does not come out even, the last sparse phase takes the rest.
+    300 epochs. Where the middle does not come out even, the last sparse phase takes the rest. The reference's CIFAR
+    variant is ``acdc_epochs(200, sparse=20, dense=20, last_dense=20, last_sparse=30)``.
 
     Args:
         epochs: Epochs of the whole run.
@@ -116,16 +114,6 @@ def acdc_epochs(
         changes += [changes[-1] + dense, changes[-1] + dense + sparse]
     changes.append(changes[-1] + last_dense)
     return Phases(tuple(c * steps_per_epoch for c in changes), epochs * steps_per_epoch, steps_per_epoch)
-
-
-def acdc_cifar(epochs: int = 200, steps_per_epoch: int = 1) -> Phases:
-    """The reference's CIFAR variant: 10 epochs dense, then 20 sparse / 20 dense, the last sparse phase 30.
-
-    Example:
-        >>> acdc_cifar().prune_at, acdc_cifar().restore_at
-        ((10, 50, 90, 130, 170), (30, 70, 110, 150))
-    """
-    return acdc_epochs(epochs, steps_per_epoch, warmup=10, sparse=20, dense=20, last_dense=20, last_sparse=30)
 
 
 def acdc_steps(total_steps: int) -> Phases:
@@ -198,9 +186,10 @@ class DropGrow:
 
     Args:
         every: Steps between exchanges; the first is at step ``every``.
-        end: No exchange at this step or later.
+        end: Step from which on nothing is exchanged.
         fraction: Share of a layer's kept weights exchanged at the start.
-        decay: ``"cosine"`` to zero at ``end`` (the paper) or ``"constant"`` (the published code's default).
+        decay: Decay of ``fraction``: ``"cosine"`` to zero at ``end`` (the paper) or ``"constant"`` (the published
+            code's default).
 
     Example:
         >>> schedule = DropGrow(every=100, end=300)
@@ -235,7 +224,7 @@ class DropGrow:
 
     def table(self) -> str:
         """The step and share of every exchange."""
-        due = [step for step in range(self.every, self.end, self.every) if self.is_due(step)]
+        due = range(self.every, self.end, self.every)
         return "\n".join(["    step  exchanged", *(f"{step:>8}  {self.drop_fraction(step):.6f}" for step in due)])
 
 

@@ -14,6 +14,7 @@ What "exact" means here, on every device and for any number of ranks:
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _DIGIT = 11
 # Once so few candidates are left, they are copied out and the remaining passes read the copy: 24 MiB of keys and
 # positions at most, and in a tensor of normal weights the third pass is the last over all of it.
 _FEW = 1 << 21
+_Positions = Callable[[Tensor | None], Tensor]
 
 
 def magnitude_keys(x: Tensor) -> Tensor:
@@ -95,9 +97,9 @@ def select(
     # Several scores equal the threshold and not all of them go: the same search, over their indices.
     index = selection.kth_index(value)
 
-    def is_selected(keys: Tensor, positions: Callable[[Tensor], Tensor]) -> Tensor:
+    def is_selected(keys: Tensor, positions: _Positions) -> Tensor:
         chosen = keys < value.prefix
-        ties = (keys == value.prefix).nonzero().squeeze(1)
+        ties = keys == value.prefix
         chosen[ties] = (positions(ties) >> index.shift) <= index.prefix
         return chosen
 
@@ -132,6 +134,22 @@ class _Bin:
     def is_taken_whole(self) -> bool:
         return self.rank == self.size
 
+    @property
+    def digit(self) -> int:
+        """Bits of the next digit."""
+        return min(_DIGIT, self.shift)
+
+    def holds(self, keys: Tensor) -> Tensor:
+        return (keys >> self.shift) == self.prefix
+
+    def next(self, counts: Tensor) -> _Bin:
+        """The bin within it that holds the rank sought, given the histogram of the next digit."""
+        cumulative = counts.cumsum(0)
+        digit = int(torch.searchsorted(cumulative, self.rank))
+        size = int(counts[digit])
+        rank = self.rank - (int(cumulative[digit]) - size)
+        return _Bin(self.prefix << self.digit | digit, self.shift - self.digit, rank, size)
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -142,16 +160,17 @@ class _Part:
     shard: Shard
     base: int
 
-    def chunks(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor], int]]:
-        """Keys, candidates, and the way from indices in the chunk to positions; and the start of each chunk."""
+    def chunks(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor | None, _Positions, int]]:
+        """Keys, candidates, a function from a mask over the chunk to positions, and the start of each chunk."""
         # In cache on a CPU; on a GPU large enough to fill it and small beside a tensor that needs chunks.
         size = 1 << 18 if self.flat.device.type == "cpu" else 1 << 23
         for start in range(0, self.flat.numel(), size):
             keys = magnitude_keys(self.flat[start : start + size].to(dtype))
             allowed = None if self.allowed is None else self.allowed[start : start + size]
 
-            def positions(index: Tensor, start: int = start) -> Tensor:
-                return self.shard.positions(index + start) + self.base
+            def positions(where: Tensor | None, start: int = start) -> Tensor:
+                assert where is not None  # positions are asked for inside a bin only
+                return self.shard.positions(where.nonzero().squeeze(1) + start) + self.base
 
             yield keys, allowed, positions, start
 
@@ -160,9 +179,7 @@ class _Selection:
     """A search over several tensors together, digit by digit."""
 
     def __init__(self, scores: Sequence[Tensor], shards: Sequence[Shard], among: Sequence[Tensor] | None) -> None:
-        self.dtype = scores[0].dtype
-        for s in scores[1:]:
-            self.dtype = torch.promote_types(self.dtype, s.dtype)
+        self.dtype = functools.reduce(torch.promote_types, [s.dtype for s in scores])
         if self.dtype not in _BITS:
             raise TypeError(f"scores must be floating point ({', '.join(map(str, _BITS))}), got {self.dtype}.")
         groups = {shard.group for shard in shards if shard.group is not None}
@@ -171,6 +188,7 @@ class _Selection:
                 "one selection runs over tensors sharded on one mesh dimension, got several. "
                 "Use a layerwise distribution ('uniform', 'erk' or a dictionary) instead of 'global'."
             )
+        _, self.bits, self.infinity = _BITS[self.dtype]
         self.group: Any = groups.pop() if groups else None
         self.parts: list[_Part] = []
         self.total = 0
@@ -192,28 +210,24 @@ class _Selection:
 
     def kth_value(self, k: int, *, to_the_last_bit: bool = False) -> _Bin:
         """The bin of the k-th smallest key: the narrowest there is, or the first that is to be taken whole."""
-        _, bits, infinity = _BITS[self.dtype]
-        found = _Bin(0, bits, k, -1)
+        found = _Bin(0, self.bits, k, -1)
         while found.shift > 0 and (to_the_last_bit or not found.is_taken_whole):
-            width = min(_DIGIT, found.shift)
-            counts = self._over_ranks([self._count_values(i, found, width, bits) for i in range(len(self.parts))])
-            if found.shift == bits and (bad := int(counts[infinity >> (bits - width) :].sum())):
+            counts = self._histogram(found)
+            if found.shift == self.bits and (bad := int(counts[self.infinity >> (self.bits - _DIGIT) :].sum())):
                 logger.warning("%d non-finite scores in a selection: NaN and infinity count as largest.", bad)
-            found = _descend(found, counts, width)
+            found = found.next(counts)
             if self.remaining is None and found.size <= _FEW:
-                self.remaining = [self._collect(part, found) for part in self]
+                self.remaining = [self._collect(i, found) for i in range(len(self.parts))]
         return found
 
     def kth_index(self, value: _Bin) -> _Bin:
         """Among the candidates that all equal ``value``, the bin of positions up to which they go."""
         found = _Bin(0, self.total.bit_length(), value.rank, -1)
         while found.shift > 0 and not found.is_taken_whole:
-            width = min(_DIGIT, found.shift)
-            counts = [self._count_positions(i, value, found, width) for i in range(len(self.parts))]
-            found = _descend(found, self._over_ranks(counts), width)
+            found = found.next(self._histogram(found, value))
         return found
 
-    def masks(self, is_selected: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]) -> list[Tensor]:
+    def masks(self, is_selected: Callable[[Tensor, _Positions], Tensor]) -> list[Tensor]:
         """Evaluate ``is_selected(keys, positions)`` on every chunk of every tensor."""
         out = []
         for part in self:
@@ -224,45 +238,39 @@ class _Selection:
             out.append(mask.view(part.shard.local_shape))
         return out
 
-    def _count_values(self, i: int, found: _Bin, width: int, bits: int) -> Tensor:
-        """Histogram, over the candidates of part ``i`` in the bin ``found``, of the next digit of their keys."""
-        if self.remaining is not None:
-            keys, _ = self.remaining[i]
-            return _histogram(keys[(keys >> found.shift) == found.prefix], found.shift - width, width)
-        total = torch.zeros(1 << width, dtype=torch.int64, device=self.parts[i].flat.device)
-        for keys, allowed, _, _ in self.parts[i].chunks(self.dtype):
-            if found.shift < bits:
-                inside = (keys >> found.shift) == found.prefix
-                keys = keys[inside if allowed is None else inside & allowed]
-            elif allowed is not None:
-                keys = keys[allowed]
-            total += _histogram(keys, found.shift - width, width)
-        return total
+    def _histogram(self, found: _Bin, value: _Bin | None = None) -> Tensor:
+        """Counts of the next digit of all keys in ``found``; with ``value``, of the positions of its keys instead."""
+        counts = []
+        for i, part in enumerate(self.parts):
+            total = torch.zeros(1 << found.digit, dtype=torch.int64, device=part.flat.device)
+            for keys, positions in self._candidates(i, value or found):
+                numbers = keys
+                if value is not None:
+                    numbers = positions()
+                    numbers = numbers[found.holds(numbers)]
+                digits = (numbers >> (found.shift - found.digit)) & (len(total) - 1)
+                total += torch.bincount(digits, minlength=len(total))
+            counts.append(total)
+        return self._over_ranks(counts)
 
-    def _count_positions(self, i: int, value: _Bin, found: _Bin, width: int) -> Tensor:
-        """The same for the positions of those whose key is ``value``."""
+    def _candidates(self, i: int, within: _Bin) -> Iterator[tuple[Tensor, Callable[[], Tensor]]]:
+        """The keys of part ``i`` in the bin ``within``, chunk by chunk, and a function that gives their positions."""
         if self.remaining is not None:
             keys, positions = self.remaining[i]
-            positions = positions[keys == value.prefix]
-            return _histogram(positions[(positions >> found.shift) == found.prefix], found.shift - width, width)
-        total = torch.zeros(1 << width, dtype=torch.int64, device=self.parts[i].flat.device)
+            inside = within.holds(keys)
+            yield keys[inside], functools.partial(positions.__getitem__, inside)
+            return
         for keys, allowed, positions_of, _ in self.parts[i].chunks(self.dtype):
-            ties = keys == value.prefix
-            positions = positions_of((ties if allowed is None else ties & allowed).nonzero().squeeze(1))
-            positions = positions[(positions >> found.shift) == found.prefix]
-            total += _histogram(positions, found.shift - width, width)
-        return total
+            where = allowed
+            if within.shift < self.bits:  # not the first pass, which counts all keys
+                where = within.holds(keys) if allowed is None else within.holds(keys) & allowed
+            yield keys if where is None else keys[where], functools.partial(positions_of, where)
 
-    def _collect(self, part: _Part, found: _Bin) -> tuple[Tensor, Tensor]:
+    def _collect(self, i: int, found: _Bin) -> tuple[Tensor, Tensor]:
         """Keys and positions of the candidates in the bin ``found``."""
-        keys_found, positions_found = [], []
-        for keys, allowed, positions, _ in part.chunks(self.dtype):
-            inside = (keys >> found.shift) == found.prefix
-            index = (inside if allowed is None else inside & allowed).nonzero().squeeze(1)
-            keys_found.append(keys[index])
-            positions_found.append(positions(index))
-        empty = torch.empty(0, dtype=torch.int64, device=part.flat.device)
-        return torch.cat(keys_found or [empty]), torch.cat(positions_found or [empty])
+        chunks = [(keys, positions()) for keys, positions in self._candidates(i, found)]
+        empty = torch.empty(0, dtype=torch.int64, device=self.parts[i].flat.device)
+        return torch.cat([keys for keys, _ in chunks] or [empty]), torch.cat([at for _, at in chunks] or [empty])
 
     def _over_ranks(self, counts: Sequence[Tensor]) -> Tensor:
         """Add up counts of each tensor: those of a shard over the ranks, those of a whole tensor once."""
@@ -270,16 +278,3 @@ class _Selection:
         for count, part in zip(counts, self, strict=True):
             (whole if part.shard.group is None else sharded).add_(count.to(whole.device))
         return sum_over_ranks(sharded, self.group) + whole
-
-
-def _histogram(keys: Tensor, shift: int, width: int) -> Tensor:
-    return torch.bincount((keys >> shift) & ((1 << width) - 1), minlength=1 << width)
-
-
-def _descend(found: _Bin, counts: Tensor, width: int) -> _Bin:
-    """From a bin to the one within it, given the histogram of the next ``width`` bits, that holds the rank sought."""
-    cumulative = counts.cumsum(0)
-    digit = int(torch.searchsorted(cumulative, found.rank))
-    size = int(counts[digit])
-    rank = found.rank - (int(cumulative[digit]) - size)
-    return _Bin(found.prefix << width | digit, found.shift - width, rank, size)

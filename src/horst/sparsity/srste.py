@@ -37,8 +37,8 @@ class SRSTE(Sparsifier):
     not supported.
 
     Args:
-        pattern: N:M, by default ``"2:4"``. With ``sparsity``: None (single weights) or a block.
-        decay: The paper's 2e-4.
+        pattern: Pattern of the mask: N:M, by default ``"2:4"``. With ``sparsity``: None (single weights) or a block.
+        decay: Decay of pruned weights; 2e-4 in the paper.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 

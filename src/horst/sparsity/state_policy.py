@@ -28,14 +28,14 @@ class StatePolicy:
     """Which entries of the optimizer's state are zeroed when masks change.
 
     Args:
-        on_prune: When weights are removed: ``"keep"``, ``"reset-pruned"`` (their entries) or ``"reset-all"`` (every
-            entry of every parameter).
-        on_restore: When weights come back: ``"keep"``, ``"reset-regrown"`` (their entries) or ``"reset-all"``.
-        moments: ``"both"``: every state tensor shaped like its parameter, whatever its name. ``"first"`` or
-            ``"second"``: those whose names are known (:data:`FIRST_MOMENTS`, :data:`SECOND_MOMENTS`). Or a tuple of
-            names. Optimizers that keep *weights* in their state (a float32 master copy, schedule-free's ``z``) need
-            names with ``"reset-all"``.
-        reset_step: With ``"reset-all"``, also set ``step`` to 0, as bias correction needs when both moments restart.
+        on_prune: Rule when weights are removed: ``"keep"``, ``"reset-pruned"`` (their entries) or ``"reset-all"``
+            (every entry of every parameter).
+        on_restore: Rule when weights come back: ``"keep"``, ``"reset-regrown"`` (their entries) or ``"reset-all"``.
+        moments: Entries to reset. ``"both"``: every state tensor shaped like its parameter, whatever its name.
+            ``"first"`` or ``"second"``: those whose names are known (:data:`FIRST_MOMENTS`, :data:`SECOND_MOMENTS`). Or
+            a tuple of names. Optimizers that keep *weights* in their state (a float32 master copy, schedule-free's
+            ``z``) need names with ``"reset-all"``.
+        reset_step: Whether ``"reset-all"`` also sets ``step`` to 0, as bias correction needs when both moments restart.
 
     Example:
         >>> StatePolicy(on_restore="reset-all", moments="first")  # AC/DC's reference: momentum restarts
@@ -48,13 +48,9 @@ class StatePolicy:
     reset_step: bool = False
 
     def __post_init__(self) -> None:
-        allowed = {
-            "on_prune": ("keep", "reset-pruned", "reset-all"),
-            "on_restore": ("keep", "reset-regrown", "reset-all"),
-        }
-        for field, values in allowed.items():
-            if getattr(self, field) not in values:
-                raise ValueError(f"{field} must be one of {values}, got {getattr(self, field)!r}.")
+        for field, some in (("on_prune", "reset-pruned"), ("on_restore", "reset-regrown")):
+            if getattr(self, field) not in (allowed := ("keep", some, "reset-all")):
+                raise ValueError(f"{field} must be one of {allowed}, got {getattr(self, field)!r}.")
         if not isinstance(self.moments, tuple) and self.moments not in ("both", "first", "second"):
             raise ValueError(
                 f"moments must be 'both', 'first', 'second' or a tuple of state names, got {self.moments!r}."
@@ -96,7 +92,11 @@ class StatePolicy:
                 elif p in changed:
                     entry.masked_fill_(changed[p].to(entry.device), 0)  # state may be offloaded
             if rule == "reset-all" and self.reset_step:
-                _zero_steps(optimizer)
+                for state in optimizer.state.values():
+                    if isinstance(state.get("step"), Tensor):
+                        state["step"].zero_()
+                    elif "step" in state:
+                        state["step"] = 0
 
 
 def _entries(optimizer: Optimizer, names: tuple[str, ...] | None) -> Iterator[tuple[Tensor, str, Tensor]]:
@@ -113,14 +113,6 @@ def _entries(optimizer: Optimizer, names: tuple[str, ...] | None) -> Iterator[tu
     for p, key, value in found:
         if key not in scalars and value.shape == p.shape and (names is None or key in names):
             yield p, key, local_shard(value)
-
-
-def _zero_steps(optimizer: Optimizer) -> None:
-    for state in optimizer.state.values():
-        if isinstance(state.get("step"), Tensor):
-            state["step"].zero_()
-        elif "step" in state:
-            state["step"] = 0
 
 
 # AC/DC's reference zeroes the momentum of all parameters at each restore and nothing when it prunes. It trains with

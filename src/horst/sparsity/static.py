@@ -20,8 +20,8 @@ class Static(Sparsifier):
     """A mask that never changes: the model's present zeros, a given one, or the smallest weights now.
 
     Args:
-        sparsity: Prune the smallest weights to this sparsity. None (and no N:M pattern, and no ``masks``): the weights
-            that are zero now stay zero.
+        sparsity: Share of zeros to prune the smallest weights to. None (and no N:M pattern, and no ``masks``): the
+            weights that are zero now stay zero.
         masks: Masks by layer name, True where a weight is kept; of whole weights or of this rank's parts.
         distribution: Division of the zeros among the layers, where ``sparsity`` is given.
 
