@@ -225,18 +225,20 @@ def new_figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     return figure, figure.subplots(rows, columns, sharey=sharey)
 
 
-def save_figure(figure: Any, path: str | os.PathLike[str], ending: str = "") -> None:
-    """Write a figure on white ground; the same figure gives the same file, which names no date.
+def save_figure(figure: Any, out: Any, ending: str = "", *, transparent: bool = False) -> None:
+    """Write a figure; the same figure gives the same file, which names no date.
 
     Args:
         figure: Figure of matplotlib.
-        path: File to write.
+        out: Path or open file.
         ending: File type, ``"png"`` or ``"svg"``, if the path does not end with it.
+        transparent: Leave out the white ground.
     """
-    ending = ending or os.path.splitext(path)[1].removeprefix(".")
+    ending = ending or os.path.splitext(out)[1].removeprefix(".")
     metadata = {"Date": None} if ending == "svg" else {"Software": None}
+    ground = {"transparent": True} if transparent else {"facecolor": "white"}
     with load_extra("matplotlib").rc_context({"svg.hashsalt": "horst"}):
-        figure.savefig(path, format=ending, facecolor="white", metadata=metadata)
+        figure.savefig(out, format=ending, metadata=metadata, **ground)
 
 
 def _or_nan(value: float | str | None) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 import re
@@ -9,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from horst.lab.report.document import Figure, Section
-from horst.lab.report.figure_svg import DARK_GROUND, DARK_INK, dark_variables, inline
+from horst.lab.report.figures import save_figure
 from horst.lab.report.tables import Table, origin, short_commit
 
 TITLE = "horst: results"
@@ -25,8 +27,9 @@ _NUMBER = re.compile(r"[-+]?[\d.,]+([eE][-+]?\d+)?( ?%)?\*?( ± [\d.,]+%?)?( \(\
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1c1e21; --muted: #595e66; --rule: #d8dbe0;
   --raised: #f5f6f8; --link: #0b57a4; --warn: #fff3d6; }
-@media (prefers-color-scheme: dark) { :root { --ground: DARK_GROUND; --ink: DARK_INK; --muted: #a6abb4; --rule: #363a43;
-  --raised: #1e2127; --link: #82b8ff; --warn: #3d3113; ON_DARK } }
+@media (prefers-color-scheme: dark) { :root { --ground: #15171c; --ink: #e4e6eb; --muted: #a6abb4; --rule: #363a43;
+  --raised: #1e2127; --link: #82b8ff; --warn: #3d3113; }
+  img { filter: invert(.9) hue-rotate(180deg); } }  /* a figure has dark lines on no ground: light lines, same hues */
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif;
   -webkit-text-size-adjust: 100%; }
@@ -65,8 +68,7 @@ td.text { white-space: normal; min-width: 7rem; overflow-wrap: anywhere; }
 .paper { color: var(--muted); font-style: italic; } .paper th { font-weight: 400; }
 .change td, .change th { font-weight: 600; }
 .figures { display: grid; gap: 0 2rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
-svg { display: block; width: 100%; height: auto; color: var(--ink); }
-svg * { stroke-linejoin: round; stroke-linecap: butt; }
+img { display: block; max-width: 100%; height: auto; }
 details { margin: .3rem 0; font-size: .9rem; } summary { cursor: pointer; color: var(--muted); }
 pre { overflow: auto; max-height: 24rem; background: var(--raised); padding: .8rem; border-radius: .4rem;
   font-size: .8rem; }
@@ -78,12 +80,10 @@ footer { padding-top: 1.5rem; padding-bottom: 3rem; color: var(--muted); font-si
 
 def page(sections: Sequence[Section]) -> str:
     """The whole page."""
-    colours: set[str] = set()
     body = []
     for section in sections:
         with section.blamed():
-            body.append(_section(section, colours))
-    style = STYLE.replace("DARK_GROUND", DARK_GROUND).replace("DARK_INK", DARK_INK)
+            body.append(_section(section))
     files = sum(len(section.results) for section in sections)
     return f"""<!doctype html>
 <html lang="en">
@@ -94,7 +94,7 @@ def page(sections: Sequence[Section]) -> str:
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <meta name="referrer" content="no-referrer">
 <title>{TITLE}</title>
-<style>{style.replace("ON_DARK", dark_variables(colours))}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <a class="skip" href="#results">Skip to the results</a>
@@ -148,7 +148,7 @@ def _contents(sections: Sequence[Section]) -> str:
     return f'<nav aria-labelledby="contents"><h2 id="contents">Contents</h2><ul>{"".join(groups)}</ul></nav>'
 
 
-def _section(section: Section, colours: set[str]) -> str:
+def _section(section: Section) -> str:
     content = section.content
     parts = [f'<section id="{section.anchor}" aria-labelledby="{section.anchor}-title">']
     parts.append(f'<h2 id="{section.anchor}-title">{escape(section.title)}</h2>')
@@ -158,7 +158,7 @@ def _section(section: Section, colours: set[str]) -> str:
         parts.append(f'<p class="partial" role="note">{escape(note)}</p>')
     parts += [f"<p>{_code(paragraph)}</p>" for paragraph in content.summary]
     parts += [_table(table, f"{section.anchor}-table-{i}") for i, table in enumerate(content.tables, 1)]
-    drawn = [_figure(figure, section, colours) for figure in content.figures]
+    drawn = [_figure(figure) for figure in content.figures]
     if drawn:
         parts.append(f'<div class="figures">{"".join(drawn)}</div>')
     if section.notes:
@@ -207,11 +207,17 @@ def _kind(column: Sequence[str]) -> str:
     return "text" if max(map(len, column), default=0) > 24 else ""
 
 
-def _figure(figure: Figure, section: Section, colours: set[str]) -> str:
-    svg, found = inline(figure.draw, name=section.file_name(figure), alt=figure.alt)
-    colours |= found
+def _figure(figure: Figure) -> str:
+    """An image of its own inside the page: its ids and styles cannot meet those of others."""
+    drawn, out = figure.draw(), io.BytesIO()
+    save_figure(drawn, out, "svg", transparent=True)
+    least = round(58 * drawn.get_figwidth())  # pixels, 60 % of its size: below, it scrolls in its box
+    image = (
+        f'<img src="data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode()}" alt="{escape(figure.alt)}" '
+        f'style="min-width: {least}px">'
+    )
     caption = f"<figcaption>{escape(figure.caption)}</figcaption>"
-    return f'<figure><div class="scroll" tabindex="0" role="region" aria-label="Figure">{svg}</div>{caption}</figure>'
+    return f'<figure><div class="scroll" tabindex="0" role="region" aria-label="Figure">{image}</div>{caption}</figure>'
 
 
 def _class(name: str) -> str:
