@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from horst.extras import load_extra
 from horst.lab.experiments.result import Result
 
 # Okabe and Ito's colours, which remain distinct to colour-blind readers; the dash tells pairs of one family apart.
-_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _BLACK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#000000",
-)
+_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#000000"
 _LINES = {
     "sgd": (_BLUE, "-"),
     "exp_sgd": (_BLUE, "--"),
@@ -36,7 +28,7 @@ _LINES = {
 
 
 def figure1(result: Result) -> Any:
-    """Figure 1 (right): final classifiers of the diagonal network, one panel a start."""
+    """Figure 1 (right): final classifiers of the diagonal network, one panel per start."""
     names = list(result.curves["profiles"])
     panels = [("u and v start equal", names[:2])]
     if len(names) > 2:
@@ -120,7 +112,7 @@ def toy_suite(result: Result) -> Any:
 
 
 def theorem4_7(result: Result) -> Any:
-    """The margin gap of the flow against the norm of theta, one panel a setup, one line a p."""
+    """The margin gap of the flow against the norm of theta, one panel per setup, one line per p."""
     titles = {
         "positive": "positive start",
         "pairs": "features $x$ and $-x$ ($\\theta = u - v$)",
@@ -174,20 +166,6 @@ def toy_ablation(result: Result) -> Any:
     axes.set_title("Mean magnitude off the support (* data not separated)", fontsize=10)
     figure.colorbar(image, ax=axes, label="share of the largest magnitude")
     return figure
-
-
-# Result file -> drawing function.
-FIGURES: dict[str, Callable[[Result], Any]] = {
-    "figure1_diagonal_network": figure1,
-    "figure3_composition_order": figure3,
-    "figure5_additive_vs_multiplicative": figure5,
-    "figure6_mirror_maps": figure6,
-    "figure7_loss_curves": figure7,
-    "theorem4_7_implicit_bias": theorem4_7,
-    "theorem4_7_small": theorem4_7,
-    "toy_ablation": toy_ablation,
-    "toy_suite": toy_suite,
-}
 
 
 def _profiles(result: Result, panels: Sequence[tuple[str, list[str]]], labels: Sequence[str] = ()) -> Any:

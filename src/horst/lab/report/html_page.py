@@ -7,21 +7,20 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from horst.lab.report.document import Figure, Section
 from horst.lab.report.figures import save_figure
-from horst.lab.report.tables import Table, origin, short_commit
+from horst.lab.report.tables import Table
 
 TITLE = "horst: results"
 LEDE = (
-    "Transformers trained with HORST and with other optimizers, and what is left of them when weights are pruned. "
+    "Transformers trained with HORST and with other optimizers, and their quality after pruning. "
     "Where the paper has a number, it stands beside ours, in italics; each section says what was trained on what, and "
     "how that differs from the paper."
 )
 READING = "How to read this, and what differs from the paper"
-ENVIRONMENT = "Where the numbers come from"
 _NUMBER = re.compile(r"[-+]?[\d.,]+([eE][-+]?\d+)?( ?%)?\*?( ± [\d.,]+%?)?( \(\d+% zeros\))?|inf")
 
 STYLE = """
@@ -102,41 +101,13 @@ def page(sections: Sequence[Section]) -> str:
 {_contents(sections)}
 <main id="results">
 {"".join(body)}
-{_environment(sections)}
 </main>
-<footer><p>Made from {files} result file{"s" * (files > 1)}; no number on this page was typed. The paper: Jacobs, Jain
-and Burkholz, <cite>HORST: Composing Optimizer Geometries for Sparse Transformer Training</cite>.</p></footer>
+<footer><p>Made from {files} result file{"s" * (files > 1)}; every number on this page comes from there. The paper:
+Jacobs, Jain and Burkholz, <cite>HORST: Composing Optimizer Geometries for Sparse Transformer Training</cite>.</p>
+</footer>
 </body>
 </html>
 """
-
-
-def environment_table(sections: Sequence[Section]) -> Table:
-    """Device, versions and time, one row per file."""
-    keys = ("device", "cores", "torch_threads", "python", "torch")
-    lines = [
-        [
-            path.name,
-            result.experiment,
-            *(str(result.environment.get(key, ""))[:20] for key in keys),
-            short_commit(str(result.environment.get("commit", ""))),
-            f"{result.seconds:.0f}",
-        ]
-        for section in sections
-        for path, result in section.results
-    ]
-    columns = ["file", "experiment", "device", "cores", "threads", "Python", "torch", "commit", "seconds"]
-    return Table(caption="Machines and versions, one row per file", columns=columns, rows=lines)
-
-
-def partial_note(section: Section) -> str:
-    """What to say of results that were interrupted; nothing of whole ones."""
-    for _, result in section.results:
-        runs = result.curves.get("runs")
-        if isinstance(runs, Mapping) and runs.get("done") != runs.get("planned"):
-            done, planned = runs.get("done"), runs.get("planned")
-            return f"This result is partial: {done} of {planned} runs were done when it was interrupted."
-    return ""
 
 
 def _contents(sections: Sequence[Section]) -> str:
@@ -144,7 +115,6 @@ def _contents(sections: Sequence[Section]) -> str:
     for group, members in itertools.groupby(sections, key=lambda section: section.group):
         items = [f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>' for section in members]
         groups.append(f"<li>{escape(group)}<ul>{''.join(items)}</ul></li>")
-    groups.append(f'<li>About<ul><li><a href="#environment">{ENVIRONMENT}</a></li></ul></li>')
     return f'<nav aria-labelledby="contents"><h2 id="contents">Contents</h2><ul>{"".join(groups)}</ul></nav>'
 
 
@@ -154,27 +124,22 @@ def _section(section: Section) -> str:
     parts.append(f'<h2 id="{section.anchor}-title">{escape(section.title)}</h2>')
     if section.setting:
         parts.append(f'<p class="setting">Setting: {escape(section.setting)}.</p>')
-    if note := partial_note(section):
-        parts.append(f'<p class="partial" role="note">{escape(note)}</p>')
+    if section.missing:
+        parts.append(f'<p class="partial" role="note">{escape(section.missing)}</p>')
     parts += [f"<p>{_code(paragraph)}</p>" for paragraph in content.summary]
+    first, *others = map(_figure, content.figures) if content.figures else [""]
+    parts.append(first)
     parts += [_table(table, f"{section.anchor}-table-{i}") for i, table in enumerate(content.tables, 1)]
-    drawn = [_figure(figure) for figure in content.figures]
-    if drawn:
-        parts.append(f'<div class="figures">{"".join(drawn)}</div>')
+    if others:
+        parts.append(f'<div class="figures">{"".join(others)}</div>')
     if section.notes:
         items = "".join(f"<li>{_code(note)}</li>" for note in section.notes)
         parts.append(f"<h3>{READING}</h3><ul>{items}</ul>")
-    for path, result in section.results:
-        parts.append(f'<p class="origin">{_code(origin(path.name, result))}</p>')
+    for origin, (path, result) in zip(section.origins, section.results, strict=True):
+        parts.append(f'<p class="origin">{_code(origin)}</p>')
         config = escape(json.dumps(result.config, indent=1))
         parts.append(f"<details><summary>Settings of {escape(path.name)}</summary><pre>{config}</pre></details>")
     return "\n".join([*parts, "</section>\n"])
-
-
-def _environment(sections: Sequence[Section]) -> str:
-    table = _table(environment_table(sections), "environment-table")
-    title = f'<h2 id="environment-title">{ENVIRONMENT}</h2>'
-    return f'<section id="environment" aria-labelledby="environment-title">{title}{table}</section>'
 
 
 def _table(table: Table, name: str) -> str:
