@@ -321,7 +321,7 @@ def test_the_quickstart_says_where_adamw_is_ahead(tmp_path):
     page = built(tmp_path, quickstart())
     text = page.texts("main")[0]
     assert "With 90% of its weights pruned, the GPT's mean perplexity is 30.00 with AdamW and 33.00 with HORST" in text
-    assert "HORST, alpha 5, +10.0%; one seed." in text
+    assert "HORST, alpha 5 (+10.0%); one seed." in text
     assert "AdamW's (one seed), in points, with 90% zeros: -5.0 at learning rate 0.005." in text
     assert f"{paper.TABLE6['adamw'][0.5]:g}" in text
     assert page.all("p", "partial") == []
@@ -339,7 +339,7 @@ def test_a_quickstart_of_which_runs_broke_down_shows_the_others(tmp_path):
     assert "No language model of both optimizers is done yet." in text
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(0.01, " (within the spread over seeds)."), (0.2, ".")])
+@pytest.mark.parametrize(("gain", "verdict"), [(0.01, ", within the spread over seeds."), (0.2, ".")])
 def test_a_difference_within_the_spread_is_called_so(tmp_path, gain, verdict):
     result = quickstart()
     result.rows[:] = [

@@ -116,11 +116,11 @@ def language_words(result: Result) -> str:
     parts = []
     for name in (name for name in found if level in found[name]):
         adamw, other = found[name][level]
-        change = f"{mean(other) / mean(adamw) - 1:+.1%}"
-        parts.append(f"{mean(other):.2f} with {_name(rows, name)}, {change}{_doubt(adamw, other)}")
-        words = f"the GPT's mean perplexity is {mean(adamw):.2f} with AdamW"
+        change = f"{mean(other) / mean(adamw) - 1:+.1%}{_doubt(adamw, other)}"
+        parts.append(f"{mean(other):.2f} with {_name(rows, name)} ({change})")
     pruned = f"With {level:.0%} of its weights pruned" if level else "Dense"
-    return f"{pruned}, {words} and {', and '.join(parts)}{'; one seed' if len(adamw) == 1 else ''}."
+    words = f"the GPT's mean perplexity is {mean(adamw):.2f} with AdamW and {', and '.join(parts)}"
+    return f"{pruned}, {words}{'; one seed' if len(adamw) == 1 else ''}."
 
 
 def vision_words(result: Result) -> str:
@@ -134,7 +134,7 @@ def vision_words(result: Result) -> str:
         parts.append(f"{100 * (mean(horst) - mean(adamw)):+.1f} at learning rate {lr:g}{_doubt(adamw, horst)}")
     one = " (one seed)" if min(len(adamw) for adamw, _ in found.values()) == 1 else ""
     zeros = f"{rows[0]['sparsity']:.0%} zeros"
-    return f"HORST's mean accuracy less AdamW's{one}, in points, with {zeros}: {', '.join(parts)}."
+    return f"HORST's mean accuracy less AdamW's{one}, in points, with {zeros}: {'; '.join(parts)}."
 
 
 def accuracy_by_rate(rows: Sequence[Row]) -> Any:
@@ -167,4 +167,4 @@ def _name(rows: Sequence[Row], optimizer: str) -> str:
 def _doubt(adamw: Sequence[float], other: Sequence[float]) -> str:
     """A difference no larger than the deviation over seeds must not be read as one."""
     within = len(adamw) > 1 and abs(mean(other) - mean(adamw)) <= max(stdev(adamw), stdev(other))
-    return " (within the spread over seeds)" if within else ""
+    return ", within the spread over seeds" if within else ""
