@@ -9,25 +9,18 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import benchmark_tables
 import how_it_works
 
 from horst.lab.experiments.result import Result
-from horst.lab.report import benchmark_tables, frontier, geometry
-from horst.lab.report import figures as geometry_figures
+from horst.lab.report import figures, frontier, geometry, paper
 from horst.lab.report.quality_figures import against_product, against_zeros
 from horst.lab.report.quality_tables import compare_words, quality_table
-from horst.lab.report.quickstart_tables import language_table, vision_table
-from horst.lab.report.runs import Row
-from horst.lab.report.tables import Table, from_records, number
+from horst.lab.report.quickstart import language_table, vision_table
+from horst.lab.report.runs import LABELS
+from horst.lab.report.tables import Row, Table, from_rows, number
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
-from horst.lab.report.transformer_tables import (
-    acdc_table,
-    methods_table,
-    one_shot_table,
-    paper_acdc_table,
-    speed_table,
-    spread_table,
-)
+from horst.lab.report.transformer_tables import digits_table, one_shot_table, speed_table, spread_table
 
 Part = Table | str
 Writer = Callable[[Sequence[Result]], Part | Sequence[Part]]
@@ -78,38 +71,39 @@ def auto_words(results: Sequence[Result]) -> str:
     return compare_words(results, "HORST, alpha auto", "HORST, alpha 5")
 
 
+acdc_table = functools.partial(quality_table, show=["lr"])
+
+
+def paper_acdc_table(_: Sequence[Result] = ()) -> Table:
+    """The paper's Tables 1 and 3 for DeiT-small, to set ours beside."""
+    small = paper.TABLE1["DeiT-small"]
+    rows = [[LABELS[name], *(f"{mean} ± {deviation}" for mean, deviation in small[name].values())] for name in small]
+    rows.insert(1, ["HAM (one seed)", "", "", str(paper.TABLE3["ham"])])
+    return Table(columns=["the paper, ImageNet, accuracy in %", "70%", "80%", "90%"], rows=rows)
+
+
 def export_files_table(results: Sequence[Result]) -> Table:
     """Dense and sparse size, one row per file."""
-    return from_records(
-        [
-            {
-                "stored": row["content"],
-                "zeros": number(row["sparsity"], ".0%"),
-                "dense MB": f"{row['dense_bytes'] / 1e6:.1f}",
-                "sparse MB": f"{row['sparse_bytes'] / 1e6:.1f}",
-                "ratio": number(row["ratio"], ".3f"),
-            }
-            for row in results[0].rows
-            if row["what"] == "file"
-        ]
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "file"],
+        ("stored", "{content}"),
+        ("zeros", "{sparsity:.0%}"),
+        ("dense MB", lambda row: f"{row['dense_bytes'] / 1e6:.1f}"),
+        ("sparse MB", lambda row: f"{row['sparse_bytes'] / 1e6:.1f}"),
+        ("ratio", "{ratio:.3f}"),
     )
 
 
 def export_models_table(results: Sequence[Result]) -> Table:
     """Memory and time beside dense, on one thread, one row per form and number of tokens."""
-    return from_records(
-        [
-            {
-                "model": row["content"],
-                "tokens": str(row["tokens"]),
-                "form": row["form"],
-                "x memory": number(row["memory_ratio"], ".2f"),
-                "ms": number(row["milliseconds"], ".0f"),
-                "times faster": number(row["speedup"], ".2f"),
-            }
-            for row in results[0].rows
-            if row["what"] == "model" and row["threads"] == 1
-        ]
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "model" and row["threads"] == 1],
+        ("model", "{content}"),
+        ("tokens", "{tokens}"),
+        ("form", "{form}"),
+        ("x memory", "{memory_ratio:.2f}"),
+        ("ms", "{milliseconds:.0f}"),
+        ("times faster", "{speedup:.2f}"),
     )
 
 
@@ -167,8 +161,9 @@ def files(*names: str, folder: str = RESULTS) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}.json" for name in names)
 
 
-def of_first(write: Callable[[Result], Any]) -> Callable[[Sequence[Result]], Any]:
-    return lambda results: write(results[0])
+def toy(name: str, write: Callable[[Result], Any]) -> tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]:
+    """A table or figure of one file of the geometry lab."""
+    return files(name, folder="results/geometry"), lambda results: write(results[0])
 
 
 BENCH = functools.partial(files, folder="benchmarks/results")
@@ -210,11 +205,11 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "table6": ((*files("table6_gpt2_alpha5"), *TABLE6), one_shot_table),
     "table6_thresholds": (
         files("table6_gpt2_adamw_beta2_0.999", "table6_gpt2_alpha5_beta2_0.999", "table6_gpt2_alpha5_decay_all"),
-        methods_table,
+        quality_table,
     ),
     "table6_speed": (TABLE6, speed_table),
-    "mirror_tensors": ((f"{RESULTS}/mirror_tensors/*.json",), methods_table),
-    "one_shot_methods": (files("one_shot_methods_cpu"), methods_table),
+    "mirror_tensors": ((f"{RESULTS}/mirror_tensors/*.json",), quality_table),
+    "one_shot_methods": (files("one_shot_methods_cpu"), quality_table),
     "paper_acdc": ((), paper_acdc_table),
     "figure1_left": (FIGURE1, spread_table),
     "pruned_squares": (TABLE6, how_it_works.pruned_squares_table),
@@ -222,7 +217,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         files("acdc_cifar10", "acdc_cifar10_alpha20", folder="results/sparsity"),
         benchmark_tables.cifar_table,
     ),
-    "acdc_digits": (files("acdc_digits", folder="results/sparsity"), benchmark_tables.digits_table),
+    "acdc_digits": (files("acdc_digits", folder="results/sparsity"), digits_table),
     # beyond the paper
     "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_table),
     "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_table),
@@ -288,10 +283,26 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "selection": (BENCH("sparsity_h200"), benchmark_tables.selection_table),
     "mask_overhead": (BENCH("sparsity_h200"), benchmark_tables.mask_overhead_table),
     # geometry
-    **{
-        name: (files(file, folder="results/geometry"), of_first(write))
-        for name, (file, write) in geometry.TABLES.items()
-    },
+    "summary": toy("toy_suite", geometry.summary_table),
+    "ratios": toy("toy_suite", geometry.ratio_table),
+    "dichotomy": toy("figure2_dichotomy", geometry.dichotomy_table),
+    "diagonal": toy("figure1_diagonal_network", geometry.summary_table),
+    "losses": toy("figure7_loss_curves", geometry.loss_table),
+    "theorem": toy("theorem4_7_implicit_bias", geometry.theorem_table),
+    "theorem_small": toy("theorem4_7_small", geometry.theorem_table),
+    "ablation": toy("toy_ablation", geometry.ablation_table),
+    "alphas": toy("toy_ablation", geometry.alpha_table),
+}
+GEOMETRY_FIGURES: dict[str, Callable[[Result], Any]] = {
+    "figure1_diagonal_network": figures.figure1,
+    "figure3_composition_order": figures.figure3,
+    "figure5_additive_vs_multiplicative": figures.figure5,
+    "figure6_mirror_maps": figures.figure6,
+    "figure7_loss_curves": figures.figure7,
+    "theorem4_7_implicit_bias": figures.theorem4_7,
+    "theorem4_7_small": figures.theorem4_7,
+    "toy_ablation": figures.toy_ablation,
+    "toy_suite": figures.toy_suite,
 }
 
 # Figure file -> result files and the function that draws it.
@@ -301,7 +312,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = 
     "docs/figures/figure3_cifar10_weights.png": (
         files(*(f"table1_cifar10_{name}" for name in ("adamw", "ham", "alpha5_90"))), kept_weights_figure
     ),
-    "docs/figures/figure4_gpt2_one_shot.png": (TABLE6, quality_against_sparsity),
+    "docs/figures/figure4_gpt2_one_shot.png": (TABLE6, lambda results: quality_against_sparsity(results[0].rows)),
     "docs/figures/figure8_gpt2_weights.png": (TABLE6, histograms("Weights of GPT-2's blocks")),
     "docs/figures/phases_digits.svg": (TABLE1_DIGITS, phases_figure),
     "docs/figures/how_it_works/steepest_steps.svg": ((), how_it_works.steepest_steps),
@@ -330,7 +341,6 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = 
         ),
     ),
     **{
-        f"docs/figures/geometry/{name}.png": (files(name, folder="results/geometry"), of_first(draw))
-        for name, draw in geometry_figures.FIGURES.items()
+        f"docs/figures/geometry/{name}.png": toy(name, draw) for name, draw in GEOMETRY_FIGURES.items()
     },
 }  # fmt: skip

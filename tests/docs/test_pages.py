@@ -41,6 +41,7 @@ def test_every_page_with_a_marker_is_found(tmp_path):
     assert new.read_text() == before, "--check writes nothing"
     text = pages.rewrite(before, root=tmp_path)
     assert text.startswith("above\n<!-- table:paper_acdc -->\n| the paper,")
+    assert "| HORST | 78.42 ± 0.39 |" in text
     assert text.endswith("<!-- /table -->\nbelow")
     new.write_text(text)
     assert pages.main(["--check", "--root", str(tmp_path)]) == 0

@@ -27,7 +27,7 @@ COMMANDS = {
     "data": "turn text into token files",
     "prune": "prune a trained model in one shot",
     "eval": "perplexity or accuracy of a model",
-    "export": "save a pruned model in another format: sparse safetensors, Hugging Face, ONNX",
+    "export": "save a pruned model in a compressed or faster format: sparse safetensors, Hugging Face, ONNX",
     "sweep": "run a recipe over seeds, optimizers and sparsities",
     "report": "one HTML page from result files",
     "bench": "time the optimizer, pruning and export on this machine",

@@ -93,7 +93,7 @@ def time_step(model: GPT2, options: Options, device: torch.device) -> list[Row]:
     wrong = [row for row in try_backends(device.type == "cuda") if row["why not"].startswith("its result differs")]
     if wrong:
         raise RuntimeError(
-            f"no time for wrong results: {wrong[0]['backend']} on {wrong[0]['device']}. See horst doctor."
+            f"nothing is timed: {wrong[0]['backend']} on {wrong[0]['device']} gives wrong results. See horst doctor."
         )
     weights = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
     for p in weights:

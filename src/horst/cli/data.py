@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from horst.cli.destination import check_free, replaced
-from horst.cli.output import table, write, write_json
+from horst.cli.output import show
 from horst.cli.progress import spinner
 
 
@@ -79,7 +79,4 @@ def main(options: Options) -> None:
         {"file": str(options.out / file.path.name), "tokens": len(file.tokens), "documents": file.documents}
         for file in files
     ]
-    if options.json:
-        write_json(rows)
-    else:
-        write(table(rows))
+    show(rows, as_json=options.json)

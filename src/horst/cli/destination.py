@@ -12,10 +12,14 @@ from typing import Any, Literal
 
 
 class Stopped(SystemExit):
-    """SIGTERM came, and unfinished output is removed; the exit code is the shell's for the signal."""
+    """A signal came, and what it ended is put in order; the exit code is the shell's for the signal."""
+
+    def __init__(self, number: int, state: str) -> None:
+        super().__init__(128 + number)
+        self.state = state
 
     def __str__(self) -> str:
-        return "stopped; unfinished output is removed."
+        return f"stopped; {self.state}"
 
 
 def check_free(out: Path, overwrite: bool, kind: Literal["file", "directory"]) -> None:
@@ -32,6 +36,17 @@ def check_free(out: Path, overwrite: bool, kind: Literal["file", "directory"]) -
         raise NotADirectoryError(f"{out} cannot be written: {above} is not a directory.")
     if not os.access(above, os.W_OK | os.X_OK):
         raise PermissionError(f"{out} cannot be written: no permission for {above}. Choose another name.")
+
+
+def beside(path: Path, ending: str) -> Path:
+    """A name next to a model's directory.
+
+    Example:
+        >>> beside(Path("models/my-gpt2"), "50").as_posix()
+        'models/my-gpt2-50'
+    """
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.with_name(f"{path.name}-{ending}")
 
 
 @contextlib.contextmanager
@@ -66,7 +81,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)  # another one must not disturb the removal
-        raise Stopped(128 + number)
+        raise Stopped(number, "unfinished output is removed.")
 
     if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
         yield

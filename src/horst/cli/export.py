@@ -1,4 +1,4 @@
-"""``horst export MODEL --to FORM``: save a pruned model in another format; ``--report`` measures it against dense."""
+"""``horst export MODEL --to FORM``: save a pruned model in a compressed or faster format; ``--report`` measures it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from horst.cli.destination import check_free, replaced
+from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
 from horst.cli.progress import quiet, spinner
 
@@ -57,8 +57,7 @@ def main(options: Options) -> None:
     if options.batch_size < 1 or options.tokens < 1:
         raise ValueError(f"--batch-size and --tokens must be at least 1, got {options.batch_size}, {options.tokens}.")
     device = choose_device(options.device or "cpu")
-    path = options.model if options.model.name not in ("", "..") else options.model.resolve()
-    out = options.out or path.with_name(f"{path.name}-{options.to}")
+    out = options.out or beside(options.model, options.to)
     check_free(out, options.overwrite, "directory")
     loaded = load_model(options.model)
     comparison = None
@@ -70,8 +69,9 @@ def main(options: Options) -> None:
         if options.report:
             comparison = _measure(loaded, options, device)
             (directory / PAGE).write_text(f"# {options.model.name}\n\n{comparison.markdown()}")
-    found: dict[str, Any] = {"out": str(out), "bytes": _file_bytes(out), "dense bytes": _dense_bytes(loaded)}
-    found |= {"of dense": found["bytes"] / found["dense bytes"], "zeros": loaded.zeros}
+    dense = sum(tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers()))
+    found: dict[str, Any] = {"out": str(out), "bytes": _file_bytes(out), "dense bytes": dense}
+    found |= {"of dense": found["bytes"] / dense, "zeros": loaded.zeros}
     if options.json:
         if comparison is not None:
             found |= {"forms": comparison.rows, "notes": comparison.notes}
@@ -88,7 +88,8 @@ def example_inputs(loaded: LoadedModel, *, batch_size: int, tokens: int, device:
     import torch
 
     if loaded.reads == "images":
-        return torch.rand(batch_size, *loaded.image_shape, device=device).to(_dtype(loaded))
+        dtype = next(p.dtype for p in loaded.model.parameters() if p.is_floating_point())
+        return torch.rand(batch_size, *loaded.image_shape, device=device).to(dtype)
     length = min(tokens, loaded.longest or tokens)
     numbers = torch.randint(loaded.vocabulary, (batch_size, length), device=device)
     if not loaded.is_transformers:
@@ -121,24 +122,11 @@ def _measure(loaded: LoadedModel, options: Options, device: torch.device) -> Com
 
     loaded.model.to(device)
     inputs = example_inputs(loaded, batch_size=options.batch_size, tokens=options.tokens, device=device)
-    forms = ["sparse-safetensors"]
-    if device.type == "cpu":
-        forms.append("sparse-linear")
-    if device.type == "cuda":
-        forms.append("2:4")
-    if options.to == "onnx":
-        forms.append("onnx")
+    faster = {"cpu": ["sparse-linear"], "cuda": ["2:4"]}.get(device.type, [])
+    forms = ["sparse-safetensors", *faster, *["onnx"] * (options.to == "onnx")]
     return compare(loaded.model, inputs, forms=forms, seconds=options.seconds)
 
 
 def _file_bytes(directory: Path) -> int:
     """Size of the files with weights."""
     return sum(f.stat().st_size for f in directory.iterdir() if f.suffix in (".safetensors", ".onnx", ".data"))
-
-
-def _dense_bytes(loaded: LoadedModel) -> int:
-    return sum(tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers()))
-
-
-def _dtype(loaded: LoadedModel) -> torch.dtype:
-    return next(p.dtype for p in loaded.model.parameters() if p.is_floating_point())

@@ -21,7 +21,7 @@ from horst.files import InvalidFileError, path_inside, read_json, whole_director
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 # Arguments of timm.create_model that would make it fetch or load something.
@@ -198,13 +198,7 @@ def _load_timm(path: Path, config: dict[str, Any]) -> LoadedModel:
         weights = load_extra("safetensors.torch").load_file(file)
     else:
         raise InvalidFileError(f"{path} has neither {DENSE_FILE} nor {SPARSE_FILE}; pickles are never loaded.")
-    _check_timm(path, config, model, weights)
-    model.load_state_dict(weights)
-    return LoadedModel(model, path, "images", config)
-
-
-def _check_timm(path: Path, config: dict[str, Any], model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Refuse weights that are not the model's; ``save_for_hf`` leaves ``model_args`` out unless it is given them."""
+    # timm's save_for_hf leaves model_args out unless it is given them: then these are not the model's weights.
     shapes = [{name: tuple(tensor.shape) for name, tensor in part.items()} for part in (model.state_dict(), weights)]
     if wrong := [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]:
         wrong.sort(key=lambda name: name in shapes[0] and name in shapes[1])  # what one of them lacks says most
@@ -213,6 +207,8 @@ def _check_timm(path: Path, config: dict[str, Any], model: nn.Module, weights: d
             f"differ in {shorten(wrong)}. Add model_args to config.json, the arguments that the model was made with, "
             'such as "model_args": {"depth": 2}, or give them to timm.models.save_for_hf.'
         )
+    model.load_state_dict(weights)
+    return LoadedModel(model, path, "images", config)
 
 
 def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
@@ -220,7 +216,7 @@ def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
     name, arguments = config["architecture"], config.get("model_args", {})
     if not (isinstance(name, str) and timm.is_model(name)):
         raise InvalidFileError(
-            f"config.json of {path} names the architecture {name!r}, which timm {timm.__version__} has not."
+            f"config.json of {path} names the architecture {name!r}, which timm {timm.__version__} does not have."
         )
     if not isinstance(arguments, dict) or (forbidden := sorted(arguments.keys() & set(_LOADING))):
         raise InvalidFileError(f"model_args of {path} must build a model and load nothing, got {forbidden}.")

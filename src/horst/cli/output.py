@@ -43,6 +43,14 @@ def write_json(value: Any) -> None:
     write(json.dumps(to_json(value), indent=1, allow_nan=False))
 
 
+def show(rows: Sequence[Mapping[str, Any]], title: str = "", *, as_json: bool, more: str = "") -> None:
+    """Rows as JSON, or as a table with lines of text below it."""
+    if as_json:
+        write_json(rows)
+    else:
+        write("\n".join([table(rows, title), more] if more else [table(rows, title)]))
+
+
 def number(value: Any) -> str:
     """A cell's text: four significant digits for floats."""
     if isinstance(value, float):

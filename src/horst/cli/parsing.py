@@ -54,5 +54,5 @@ def _one_line(box: str) -> str:
             break
         if text and text[0] not in "╭╰─├":
             said.append(text)
-    sentence = " ".join(said) or "the words do not fit."
+    sentence = " ".join(said) or "the arguments are not understood."
     return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.") + guess

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from horst import __version__, files
-from horst.cli.destination import check_free, replaced
+from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
 from horst.cli.progress import spinner
 
@@ -67,7 +67,8 @@ def main(options: Options) -> None:
     from horst.pruning import prune
     from horst.sparsity.masks import NM, check_sparsity, parse_pattern
 
-    pattern = _pattern(options.pattern)
+    blocks = re.fullmatch(r"(\d+)x(\d+)", options.pattern or "")
+    pattern = (int(blocks[1]), int(blocks[2])) if blocks else options.pattern
     units = parse_pattern(pattern)
     if options.sparsity is not None:
         check_sparsity(options.sparsity, units)
@@ -78,7 +79,8 @@ def main(options: Options) -> None:
     if options.samples < 1:
         raise ValueError(f"--samples must be at least 1, got {options.samples}.")
     device = choose_device(options.device)
-    out = options.out or _beside(options)
+    amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
+    out = options.out or beside(options.model, amount)  # my-gpt2-50, my-gpt2-2-4
     check_free(out, options.overwrite, "directory")
     loaded = load_model(options.model)
     with spinner("pruning"):
@@ -110,23 +112,13 @@ def main(options: Options) -> None:
         write_json({"out": str(out), **record})
         return
     rows = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in report.rows()]
-    write(table(rows if any(row["error"] is not None for row in rows) else [_without_error(row) for row in rows]))
+    if all(row["error"] is None for row in rows):
+        rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
+    write(table(rows))
     write(
         f"{report.sparsity_of_pruned_layers:.2%} of these layers, {report.sparsity_of_all_weights:.2%} of all weights "
         f"-> {out}"
     )
-
-
-def _pattern(text: str | None) -> str | tuple[int, int] | None:
-    blocks = re.fullmatch(r"(\d+)x(\d+)", text or "")
-    return (int(blocks[1]), int(blocks[2])) if blocks else text
-
-
-def _beside(options: Options) -> Path:
-    """The model's name with the pattern or the per cent behind it: my-gpt2-50, my-gpt2-2-4."""
-    what = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
-    path = options.model if options.model.name not in ("", "..") else options.model.resolve()
-    return path.with_name(f"{path.name}-{what}")
 
 
 def _calibration(options: Options, loaded: LoadedModel) -> list[Tensor]:
@@ -139,7 +131,3 @@ def _calibration(options: Options, loaded: LoadedModel) -> list[Tensor]:
     context = choose_context(loaded, options.context)
     with token_file(options.data, loaded, options.tokenizer, "train") as path:
         return calibration_windows(path, loaded, context=context, samples=options.samples, seed=options.seed)
-
-
-def _without_error(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "error"}

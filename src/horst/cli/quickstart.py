@@ -6,16 +6,13 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from horst.cli import INTERRUPTED
 from horst.cli.destination import check_free
 from horst.cli.output import table, write, write_json
 from horst.cli.parsing import parse as parse_words
 from horst.cli.progress import quiet
-
-if TYPE_CHECKING:
-    from horst.lab.experiments.result import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +49,7 @@ def main(options: Any) -> int:
     """Run it, print its two tables, write its page; interrupted, with what there is."""
     from horst.lab.experiments import quickstart
     from horst.lab.report import html
+    from horst.lab.report import quickstart as shown
 
     for place in (options.out, options.report):
         check_free(place, options.overwrite or _is_partial(options.out), "file")
@@ -62,19 +60,12 @@ def main(options: Any) -> int:
     if options.json:
         write_json(result.rows)
     else:
-        _write_tables(result)
+        if shown.rows_of(result, "language"):
+            write(f"{table(shown.language_table([result]).records())}\n{shown.language_words(result)}\n")
+        if shown.rows_of(result, "vision"):
+            write(f"{table(shown.vision_table([result]).records())}\n{shown.vision_words(result)}\n")
         write(f"-> {path}, {page}")
     return INTERRUPTED if quickstart.is_partial(result) else 0
-
-
-def _write_tables(result: Result) -> None:
-    from horst.lab.report import quickstart_tables as tables
-
-    kinds = {"language": (tables.language_table, tables.language_words)}
-    kinds["vision"] = (tables.vision_table, tables.vision_words)
-    for part, (draw, say) in kinds.items():
-        if tables.rows_of(result, part):
-            write(table(draw([result]).records()) + f"\n{say(result)}\n")
 
 
 def _is_partial(path: Path) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from horst.cli.output import nearest, table, write
+from horst.cli.output import nearest, show, table, write
 from horst.cli.parsing import parse
 from horst.extras import load_extra
+
+if TYPE_CHECKING:
+    from horst.lab.experiments.result import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,13 @@ class RecipeOptions:
         """Where the result goes."""
         chosen: Any = self
         return self.out or Path("runs") / f"{chosen.recipe}_{chosen.scale}.json"
+
+    def save(self, result: Result, cost: str) -> Path:
+        """Write the result, and show its rows below the recipe's name and what they cost."""
+        chosen: Any = self
+        path = result.save(self.result_file)
+        show(result.rows, f"{chosen.recipe}, {cost}", as_json=self.json, more=f"-> {path}")
+        return path
 
 
 def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: str) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -30,10 +28,10 @@ class Options:
 
 
 def main(options: Options) -> None:
-    """Check every file, then build the page."""
+    """Build the page, unless a file cannot be shown."""
     from horst.lab.report import html
 
-    files = find_results(options.results)
+    files = html.find_results(options.results)
     check_free(options.out, options.overwrite, "file")
     if "markdown" in options.formats:
         check_free(options.out.with_suffix(".md"), options.overwrite, "file")
@@ -55,36 +53,3 @@ def draw_figures(result_file: Path, stream: TextIO | None = None) -> None:
         return
     for path in written:
         write(f"-> {path}", stream)
-
-
-def find_results(given: Sequence[Path]) -> list[Path]:
-    """The result files that were named, and those in the folders that were.
-
-    In a folder, JSON files of another kind are passed over; what is half written is not, and refused like a file that
-    was named.
-    """
-    from horst.lab.report.html import read_result
-
-    if not given:
-        raise ValueError("name result files, or folders with such files in them: horst report runs/.")
-    found: dict[Path, None] = {}
-    for path in given:
-        if not path.exists():
-            raise FileNotFoundError(f"there is no {path}. horst run writes results to runs/.")
-        inside = [file for file in sorted(path.rglob("*.json")) if _is_result(file)] if path.is_dir() else [path]
-        if not inside:
-            raise ValueError(f"{path} holds no result file. horst run writes them, as runs/RECIPE_SCALE.json.")
-        found |= dict.fromkeys(inside)
-    for path in found:
-        read_result(path)
-    return list(found)
-
-
-def _is_result(path: Path) -> bool:
-    """By its first words, if it is cut short: it must not be left out without a word."""
-    content = path.read_bytes()
-    try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError):
-        return b'"experiment"' in content[:4096]
-    return isinstance(parsed, dict) and "experiment" in parsed and "schema_version" in parsed

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from horst.cli.destination import check_free
-from horst.cli.output import table, write, write_json
 from horst.cli.recipes import RecipeOptions, parse_recipe, recipe_completion
 from horst.cli.report import draw_figures
 
@@ -18,17 +17,11 @@ class Options(RecipeOptions):
     """A recipe with its config, and where its result goes."""
 
     figures: bool = True
-    """Whether to draw the figures of the result into a folder beside it."""
+    """Draw the figures of the result into a folder beside it; --no-figures leaves them out."""
 
 
-def parse(arguments: Sequence[str], prog: str) -> Any:
-    """The recipe's name, its scale, and its config's fields as options."""
-    return parse_recipe(Options, arguments, prog)
-
-
-def completion() -> Any:
-    """What a shell can complete."""
-    return recipe_completion(Options)
+parse = functools.partial(parse_recipe, Options)
+completion = functools.partial(recipe_completion, Options)
 
 
 def main(options: Any) -> None:
@@ -41,10 +34,6 @@ def main(options: Any) -> None:
     result = RECIPES[options.recipe].run(options.config)
     if not is_first_process():
         return
-    path = result.save(options.result_file)
-    if options.json:
-        write_json(result.rows)
-    else:
-        write(table(result.rows, f"{options.recipe}, {result.seconds:.0f} s") + f"\n-> {path}")
+    path = options.save(result, f"{result.seconds:.0f} s")
     if options.figures:
         draw_figures(path, sys.stderr if options.json else None)

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from horst.cli.destination import check_free
-from horst.cli.output import table, write, write_json
+from horst.cli.destination import Stopped, check_free
+from horst.cli.output import write
 from horst.cli.progress import bar
 from horst.cli.recipes import RecipeOptions, parse_recipe, recipe_completion
 from horst.extras import load_extra
 
-AXES = ("seeds", "optimizers", "sparsities")
+AXES = {"seeds": "seed", "optimizers": "", "sparsities": "sparsity"}  # field of a config -> word in a job's name
+_Done = tuple[str, str | None]  # a job's name, and why it failed
 _LOOK_EVERY = 0.5  # seconds between looks for a signal: it does not wake what waits for processes
 
 
@@ -52,14 +54,8 @@ class Options(RecipeOptions):
     """SLURM: gigabytes of memory per job."""
 
 
-def parse(arguments: Sequence[str], prog: str) -> Any:
-    """The recipe's name, its scale, its config's fields and the sweep's own as options."""
-    return parse_recipe(Options, arguments, prog)
-
-
-def completion() -> Any:
-    """What a shell can complete."""
-    return recipe_completion(Options)
+parse = functools.partial(parse_recipe, Options)
+completion = functools.partial(recipe_completion, Options)
 
 
 def main(options: Any) -> int:
@@ -83,11 +79,7 @@ def main(options: Any) -> int:
             write(f"horst sweep: {name} failed: {failure} See {options.logs / name}.log.", sys.stderr)
         return 1
     result = RECIPES[options.recipe].run(options.config)  # finds every run done
-    path = result.save(options.result_file)
-    if options.json:
-        write_json(result.rows)
-    else:
-        write(table(result.rows, f"{options.recipe}, {len(cells)} jobs") + f"\n-> {path}")
+    options.save(result, f"{len(cells)} jobs")
     return 0
 
 
@@ -95,20 +87,16 @@ def split(recipe: str, config: Any) -> dict[str, Any]:
     """The config of each job, by its name."""
     from horst.lab.experiments.recipes import RECIPES
 
-    axes = [axis for axis in AXES if hasattr(config, axis) and getattr(config, axis)]
+    axes = [axis for axis in AXES if getattr(config, axis, ())]
     if RECIPES[recipe].sparsities_in_one_run:
         axes.remove("sparsities")
     if not axes or not hasattr(config, "directory"):
         raise ValueError(f"{recipe} is one run, not one per seed, optimizer or sparsity: use horst run {recipe}.")
     cells = {}
     for values in itertools.product(*(getattr(config, axis) for axis in axes)):
-        name = "-".join([recipe, *(f"{_SINGULAR[axis]}{value}" for axis, value in zip(axes, values, strict=True))])
+        name = "-".join([recipe, *(f"{AXES[axis]}{value}" for axis, value in zip(axes, values, strict=True))])
         cells[name] = dataclasses.replace(config, **{axis: (v,) for axis, v in zip(axes, values, strict=True)})
     return cells
-
-
-_SINGULAR = {"seeds": "seed", "optimizers": "", "sparsities": "sparsity"}
-_Done = tuple[str, str | None]  # a job's name, and why it failed
 
 
 def run_cell(recipe: str, config: Any) -> None:
@@ -116,13 +104,6 @@ def run_cell(recipe: str, config: Any) -> None:
     from horst.lab.experiments.recipes import RECIPES
 
     RECIPES[recipe].run(config)
-
-
-class Stopped(SystemExit):
-    """SIGTERM or Ctrl-C came, and no job is left; the exit code is the shell's for the signal."""
-
-    def __str__(self) -> str:
-        return "stopped; a run that was in training has saved its state. The same command does what is missing."
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -171,7 +152,9 @@ def _here(options: Any, cells: dict[str, Any]) -> Generator[_Done, None, None]:
         finally:
             _end(running.values())
     if stop.signal:
-        raise Stopped(128 + stop.signal)
+        raise Stopped(
+            stop.signal, "a run that was in training has saved its state. The same command does what is missing."
+        )
 
 
 def _end(jobs: Collection[_Job]) -> None:
@@ -238,12 +221,8 @@ def _on_slurm(options: Any, cells: dict[str, Any], cluster: str = "slurm") -> Ge
     for name, job in zip(cells, jobs, strict=True):
         write(f"{name} is job {job.job_id}", sys.stderr)
     for name, job in zip(cells, jobs, strict=True):
-        yield name, _failure(job.exception)
-
-
-def _failure(exception: Callable[[], BaseException | None]) -> str | None:
-    error = exception()
-    return None if error is None else _reason(error)
+        error = job.exception()
+        yield name, None if error is None else _reason(error)
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,9 @@ from horst.lab.data.token_files import open_tokens
 from horst.lab.experiments import quickstart
 from horst.lab.experiments.quickstart import Config, is_partial, run
 from horst.lab.experiments.result import Result
-from horst.lab.report import html, quickstart_tables
+from horst.lab.report import html
+from horst.lab.report import quickstart as quickstart_report
+from horst.lab.report.runs import perplexity_changes
 from horst.lab.training.run import Run
 
 
@@ -75,7 +77,7 @@ def test_a_whole_run_shows_its_progress_leaves_no_files_and_makes_a_page(whole, 
     assert Result.load(path).rows == result.rows
     page = html.build([path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "partial" not in page.partition("<body>")[2]
-    assert quickstart_tables.vision_words(result).startswith("HORST's mean accuracy less AdamW's")
+    assert quickstart_report.vision_words(result).startswith("HORST's mean accuracy less AdamW's")
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 2), (64, quickstart.THREADS)])
@@ -190,14 +192,14 @@ def test_a_python_without_its_source_is_named(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_at_full_size_horst_is_ahead_where_the_readme_says_so(tmp_path):
     result = run(Config(directory=tmp_path), silent)
-    changes = quickstart_tables.language_changes(result)
+    changes = perplexity_changes(quickstart_report.rows_of(result, "language"))
     assert all(changes[level] < 0 for level in (0.0, 0.5, 0.6, 0.7, 0.8))
-    with_l1 = quickstart_tables.language_changes(result, "horst-l1")
+    with_l1 = perplexity_changes(quickstart_report.rows_of(result, "language"), "horst-l1")
     assert all(with_l1[level] < changes[level] for level in with_l1)
     dense = [row["perplexity"] for row in result.rows if row["optimizer"] == "adamw" and row.get("sparsity") == 0.0]
     pruned = [r["perplexity"] for r in result.rows if r["optimizer"] == "horst-l1" and r["sparsity"] == 0.8]
     assert statistics.mean(pruned) < statistics.mean(dense)
-    points = quickstart_tables.vision_points(result)
+    points = quickstart_report.vision_points(result)
     assert points[5e-3] > 5
     accuracies = [row["top1"] for row in result.rows if row["part"] == "vision" and row["lr"] == 2e-2]
     assert statistics.mean(accuracies) > 0.93

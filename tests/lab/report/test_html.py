@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from horst.lab.experiments.result import Result, environment
 from horst.lab.report import html, paper
-from horst.lab.report.figure_svg import DARK_GROUND, DARK_INK, contrast, inline, on_dark
-from horst.lab.report.figures import new_figure
 from horst.lab.report.sections import KINDS
-from horst.lab.report.tables import Table, short_commit
+from horst.lab.report.tables import Table
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -39,7 +37,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         element = {"tag": tag, "attrs": dict(attrs), "parents": [e["tag"] for e in self._open], "text": ""}
         self.elements.append(element)
-        if tag != "meta":  # which has no end
+        if tag not in ("meta", "img"):  # which have no end
             self._open.append(element)
 
     def handle_startendtag(self, tag, attrs):
@@ -192,7 +190,7 @@ def test_ids_are_unique_and_every_reference_leads_to_one(page):
     for element in page.elements:
         for key, value in element["attrs"].items():
             targets |= set(re.findall(r"url\(#([^)]*)\)", value or ""))
-            if key == "href" and not value.startswith("data:image/png;base64,"):
+            if key == "href":
                 assert value.startswith("#"), f"{element['tag']} leads out of the page: {value}"
                 targets.add(value[1:])
             if key == "aria-labelledby":
@@ -204,15 +202,17 @@ def test_ids_are_unique_and_every_reference_leads_to_one(page):
 def test_the_page_needs_no_network_and_no_script(everything, page):
     text = everything.read_text(encoding="utf-8")
     assert {"script", "link", "iframe", "object"}.isdisjoint(e["tag"] for e in page.elements)
-    assert [key for e in page.elements for key in e["attrs"] if key.startswith("on") or key == "src"] == []
+    assert [key for e in page.elements for key in e["attrs"] if key.startswith("on")] == []
+    sources = [e["attrs"]["src"] for e in page.elements if "src" in e["attrs"]]
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert re.findall(r"https?://|url\((?!#)", text) == []
     assert "default-src 'none'" in text
 
 
 def test_figures_have_captions_and_alternatives_and_wide_things_scroll_in_their_boxes(page):
-    drawings, tables = page.all("svg"), page.all("table")
+    drawings, tables = page.all("img"), page.all("table")
     assert len(drawings) >= 15
-    assert all(e["attrs"]["role"] == "img" and len(e["attrs"]["aria-label"]) > 30 for e in drawings)
+    assert all(len(e["attrs"]["alt"]) > 30 for e in drawings)
     captions = page.all("figcaption")
     assert len(captions) == len(page.all("figure")) == len(drawings) + len(tables)
     assert all(caption["text"].strip() for caption in captions)
@@ -231,7 +231,8 @@ def test_table_6_has_ours_the_papers_the_setting_the_notes_and_the_environment(t
     assert "Setting: toys." in page.texts("p")
     assert "Pruned by magnitude, HORST's mean perplexity is below AdamW's dense, at 50%, at 70%." in page.texts("p")
     assert "Ours is smaller." in page.texts("li")
-    assert {environment()["torch"], short_commit(environment()["commit"])} <= set(cells)
+    (origin,) = page.texts("p", "origin")
+    assert all(str(value)[:12] in origin for value in environment().values())
 
 
 def test_the_summary_says_where_horst_is_behind(tmp_path):
@@ -258,20 +259,20 @@ def test_horst_with_a_beta_of_its_own_at_some_sparsities_is_one_contender(tmp_pa
     page = built(tmp_path, given)
     said = "+1.00 at 70% (learning rate 0.005); +1.00 at 80% (learning rate 0.005); +1.00 at 90% (learning rate 0.005)"
     assert f"HORST's accuracy less AdamW's, in points: {said}." in page.texts("main")[0]
-    (words,) = [e["attrs"]["aria-label"] for e in page.all("svg") if "against sparsity" in e["attrs"]["aria-label"]]
+    (words,) = [e["attrs"]["alt"] for e in page.all("img") if "against sparsity" in e["attrs"]["alt"]]
     assert words.endswith("HORST, alpha 5, beta 0 and 0.01: 74.50 at 70%, 72.50 at 90%.")
     shares = [dict(row, accuracy=row["top1"]) for row in given.rows]
-    (axes,) = quality_against_sparsity([result(rows=shares)], "accuracy").axes
+    (axes,) = quality_against_sparsity(shares, "accuracy").axes
     assert [(line.get_linestyle(), list(line.get_xdata())) for line in axes.lines] == [("-", [70, 80, 90])] * 2
     both = [*shares, *({**row, "beta": 0.0} for row in shares if row["beta"])]  # now 80 and 90 % have two
-    labels = quality_against_sparsity([result(rows=both)], "accuracy").axes[0].get_legend_handles_labels()[1]
+    labels = quality_against_sparsity(both, "accuracy").axes[0].get_legend_handles_labels()[1]
     assert labels == ["AdamW", "HORST, alpha 5", "HORST, alpha 5, beta 0.01"]
 
 
 def test_phases_are_shown_where_a_file_has_them(tmp_path):
     def drawings(**options):
-        svgs = built(tmp_path, acdc(**options)).all("svg")
-        return [e["attrs"]["aria-label"] for e in svgs if e["attrs"]["aria-label"].startswith("Charts over the epochs")]
+        images = built(tmp_path, acdc(**options)).all("img")
+        return [e["attrs"]["alt"] for e in images if e["attrs"]["alt"].startswith("Charts over the epochs")]
 
     assert drawings() == []
     with_phases = drawings(phases=True)
@@ -296,7 +297,7 @@ def test_a_model_of_the_width_of_deit_base_is_set_beside_it(tmp_path):
 def test_seeds_in_two_files_share_a_table(tmp_path):
     page = built(tmp_path, one_shot(seeds=(0,)), one_shot(seeds=(1,)))
     assert "20.50 ± 0.71" in page.texts("td")
-    assert len(page.all("section")) == 2  # with the environment's
+    assert len(page.all("section")) == 1
 
 
 def test_a_run_that_is_there_twice_does_not_pass_for_another_seed(tmp_path):
@@ -307,19 +308,20 @@ def test_a_run_that_is_there_twice_does_not_pass_for_another_seed(tmp_path):
 
 
 def test_other_settings_get_a_section_of_their_own(tmp_path):
-    assert len(built(tmp_path, one_shot(), one_shot(seeds=(1,), steps=99)).all("section")) == 3
+    assert len(built(tmp_path, one_shot(), one_shot(seeds=(1,), steps=99)).all("section")) == 2
     first, other = one_shot(), one_shot(seeds=(1,))
     for result, beta2 in ((first, 0.95), (other, 0.999)):  # a figure would take one for a seed of the other
         result.config["run"]["optimization"] = {"betas": [0.9, beta2], "alpha": 5.0}
-    assert len(built(tmp_path, first, other).all("section")) == 3
-    other.config["run"]["optimization"] = {"betas": [0.9, 0.95], "alpha": 20.0}  # a strength, which rows say
     assert len(built(tmp_path, first, other).all("section")) == 2
+    other.config["run"]["optimization"] = {"betas": [0.9, 0.95], "alpha": 20.0}  # a strength, which rows say
+    assert len(built(tmp_path, first, other).all("section")) == 1
 
 
 def test_the_quickstart_says_where_adamw_is_ahead(tmp_path):
     page = built(tmp_path, quickstart())
     text = page.texts("main")[0]
-    assert "HORST's mean perplexity against AdamW's (one seed): +0.0% dense, +10.0% at 90%." in text
+    assert "With 90% of its weights pruned, the GPT's mean perplexity is 30.00 with AdamW and 33.00 with HORST" in text
+    assert "HORST, alpha 5 (+10.0%); one seed." in text
     assert "AdamW's (one seed), in points, with 90% zeros: -5.0 at learning rate 0.005." in text
     assert f"{paper.TABLE6['adamw'][0.5]:g}" in text
     assert page.all("p", "partial") == []
@@ -337,7 +339,7 @@ def test_a_quickstart_of_which_runs_broke_down_shows_the_others(tmp_path):
     assert "No language model of both optimizers is done yet." in text
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(0.01, " (within the spread over seeds)."), (0.2, ".")])
+@pytest.mark.parametrize(("gain", "verdict"), [(0.01, ", within the spread over seeds."), (0.2, ".")])
 def test_a_difference_within_the_spread_is_called_so(tmp_path, gain, verdict):
     result = quickstart()
     result.rows[:] = [
@@ -455,11 +457,11 @@ def test_what_is_no_json_is_named(tmp_path, content, message):
 
 
 def test_missing_files_and_unknown_formats(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no result file .*nothing\.json"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nothing\.json"):
         html.build([tmp_path / "nothing.json"], tmp_path / "report.html")
-    with pytest.raises(FileNotFoundError, match=r"there is no \.json file in"):
+    with pytest.raises(ValueError, match="holds no result file"):
         html.build([tmp_path], tmp_path / "report.html")
-    with pytest.raises(FileNotFoundError, match="at least one result file"):
+    with pytest.raises(ValueError, match="name result files"):
         html.build([], tmp_path / "report.html")
     with pytest.raises(ValueError, match="formats must be among png, svg, markdown, got 'pdf'"):
         html.build([result().save(tmp_path / "a.json")], tmp_path / "report.html", formats=["pdf"])
@@ -475,7 +477,7 @@ def test_an_error_leaves_the_old_page(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "report.html"]
 
 
-# --- other formats, colours -------------------------------------------------------------------------------------------
+# --- other formats ----------------------------------------------------------------------------------------------------
 
 
 def test_figures_and_markdown_beside_the_page(tmp_path):
@@ -488,51 +490,12 @@ def test_figures_and_markdown_beside_the_page(tmp_path):
     assert set(re.findall(r"!\[.+?\]\(report_figures/(.+?)\.png\)", text)) == names
     assert "| HORST, alpha 5 | 1 | 19.00 | 69.00 | 89.00 |" in text
     assert f"| *the paper's* |  | *{paper.TABLE6['horst'][0.0]:.2f}* |" in text
-    assert "## Where the numbers come from" in text
+    assert f"python {environment()['python']}" in text
 
 
 def test_the_same_files_give_the_same_page(tmp_path):
     first = html.build([one_shot().save(tmp_path / "a.json")], tmp_path / "1.html").read_bytes()
     assert html.build([tmp_path], tmp_path / "2.html").read_bytes() == first
-
-
-@given(st.tuples(*[st.integers(0, 255)] * 3).filter(lambda rgb: max(rgb) - min(rgb) > 12))
-def test_every_colour_can_be_seen_on_dark_ground(rgb):
-    colour = "#" + bytes(rgb).hex()
-    assert contrast(on_dark(colour), DARK_GROUND) >= 4.0
-    if contrast(colour, DARK_GROUND) >= 4.0:
-        assert on_dark(colour) == colour
-
-
-def test_greys_are_inverted():
-    ladder = [on_dark(f"#{level:02x}{level:02x}{level:02x}") for level in range(0, 256, 15)]
-    seen = [contrast(colour, DARK_GROUND) for colour in ladder]
-    assert seen == sorted(seen, reverse=True)
-    assert (ladder[0], ladder[-1]) == (DARK_INK, DARK_GROUND)
-
-
-def test_text_and_axes_take_the_colour_of_the_page_and_the_cells_of_an_image_keep_theirs():
-    def lines():
-        figure, axes = new_figure(1, 1)
-        axes.plot([0, 1], [0, 1], color="#440154")
-        axes.set_xlabel("x")
-        return figure
-
-    def image():
-        figure, axes = new_figure(1, 1)
-        axes.imshow([[float("nan"), 1.0]])  # nothing is drawn for the first: the text stands on the axes' ground
-        axes.text(1, 0, "cell", color="white")
-        return figure
-
-    text, colours = inline(lines, name="one", alt="A line.")
-    assert "currentColor" in text
-    assert "#010203" not in text
-    assert "stroke: var(--on-dark-440154, #440154)" in text
-    assert "#440154" in colours
-    text, colours = inline(image, name="two", alt="An image.")
-    assert "currentColor" in text
-    assert text.count("fill: #ffffff") >= 2  # the ground and the text
-    assert colours == set()
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
@@ -551,7 +514,7 @@ def browse(folder, *options):
 
 
 @needs_browser
-@pytest.mark.parametrize(("scheme", "ground"), [(1, "#ffffff"), (0, DARK_GROUND)], ids=["light", "dark"])
+@pytest.mark.parametrize(("scheme", "ground"), [(1, "#ffffff"), (0, "#15171c")], ids=["light", "dark"])
 def test_a_browser_shows_it_without_complaint(everything, tmp_path, scheme, ground):
     shot = tmp_path / "shot.png"
     said = browse(

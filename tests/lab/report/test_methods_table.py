@@ -4,7 +4,8 @@ import dataclasses
 import pathlib
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.transformer_tables import methods_table, one_shot_table
+from horst.lab.report.quality_tables import quality_table
+from horst.lab.report.transformer_tables import one_shot_table
 
 FOLDER = pathlib.Path(__file__).parents[3] / "results/transformers"
 WIKIPEDIA = Result.load(FOLDER / "table6_gpt2_wikipedia.json")
@@ -21,7 +22,7 @@ def columns_and_rows(table):
 
 
 def test_a_level_that_a_contender_lacks_is_left_empty():
-    columns, lines = columns_and_rows(methods_table([WIKIPEDIA, AUTO]))
+    columns, lines = columns_and_rows(quality_table([WIKIPEDIA, AUTO]))
     assert columns[:5] == ["perplexity", "mirror step on", "pruned by", "seeds", "dense"]
     assert columns[5:] == ["10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%"]
     by_name = {tuple(line[:3]): dict(zip(columns[3:], line[3:], strict=True)) for line in lines}
@@ -48,20 +49,20 @@ def with_optimization(result, **changes):
 
 def test_runs_with_other_tensors_are_not_averaged():
     other = with_optimization(AUTO, mirror="blocks")
-    table = methods_table([AUTO, other])
+    table = quality_table([AUTO, other])
     assert table.column("mirror step on") == ["all", "all", "blocks", "blocks"]
     assert set(table.column("seeds")) == {"1"}
-    assert "mirror step on" not in methods_table([AUTO]).columns  # all the same: no column
+    assert "mirror step on" not in quality_table([AUTO]).columns  # all the same: no column
 
 
 def test_runs_with_another_learning_rate_are_not_averaged_and_seeds_are():
-    table = methods_table([AUTO, with_optimization(AUTO, lr=8e-3)])
+    table = quality_table([AUTO, with_optimization(AUTO, lr=8e-3)])
     assert table.column("lr") == ["0.001", "0.001", "0.008", "0.008"]
     again = dataclasses.replace(AUTO, rows=[{**row, "seed": 1} for row in AUTO.rows])
-    table = methods_table([AUTO, again])
+    table = quality_table([AUTO, again])
     assert table.column("seeds") == ["2", "2"]
     assert all(cell.endswith("± 0.00") for cell in table.column("dense"))
-    assert methods_table([AUTO, AUTO]).column("seeds") == ["1", "1"], "a run that is there twice counts once"
+    assert quality_table([AUTO, AUTO]).column("seeds") == ["1", "1"], "a run that is there twice counts once"
 
 
 def test_table_6_tells_settings_apart_and_shows_the_papers_line_once():
@@ -77,13 +78,12 @@ def test_table_6_tells_settings_apart_and_shows_the_papers_line_once():
     assert list(one_shot_table([WIKIPEDIA]).columns)[:3] == ["perplexity", "seeds", "dense"]  # all the same: no column
 
 
-def test_table_6_shows_one_way_of_pruning():
-    assert one_shot_table([AUTO]).rows[0][-1] == perplexity(AUTO, method="magnitude", sparsity=0.8)
-    solved = one_shot_table([AUTO], "sparsegpt")
-    assert solved.rows[0][-1] == perplexity(AUTO, method="sparsegpt", sparsity=0.8)
-    assert solved.column("dense")[0] == perplexity(AUTO, sparsity=0.0)
-    assert solved.rows[-1][0] == "zeros among all weights"
-    assert solved.column("50%")[-1] == "28.5%"
+def test_table_6_shows_pruning_by_magnitude():
+    table = one_shot_table([AUTO])
+    assert table.rows[0][-1] == perplexity(AUTO, method="magnitude", sparsity=0.8)
+    assert table.column("dense")[0] == perplexity(AUTO, sparsity=0.0)
+    assert table.rows[-1][0] == "zeros among all weights"
+    assert table.column("50%")[-1] == "28.5%"
 
 
 def test_actual_zeros_are_shown_where_they_are_not_those_asked_for():

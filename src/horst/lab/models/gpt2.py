@@ -45,7 +45,7 @@ class GPT2Config:
             multiple of 128.
         bias: Whether linear layers and norms have biases. The paper's base code has none, Hugging Face's GPT-2 has.
         gelu: ``"exact"`` as the paper's base code, ``"tanh"`` as OpenAI's GPT-2 (``gelu_new``).
-        tied: Whether the head is the token embedding.
+        tied: One weight for the token embedding and the head; ``--no-tied`` gives each its own.
         dropout: Dropout rate on embeddings, attention weights and the output of each residual branch.
         attention: Attention kernel. ``"cudnn"`` prefers cuDNN's where it runs; otherwise torch chooses. The maths is
             the same.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.tables import Table
+from horst.lab.report.tables import Table, origin
 
 
 @contextlib.contextmanager
@@ -84,6 +84,25 @@ class Section:
     def notes(self) -> list[str]:
         """How to read the numbers and where they differ from the paper's, each once."""
         return list(dict.fromkeys(note for _, result in self.results for note in result.notes))
+
+    @property
+    def missing(self) -> str:
+        """What to say of results that were interrupted; nothing of whole ones."""
+        for _, result in self.results:
+            runs = result.curves.get("runs")
+            if isinstance(runs, Mapping) and runs.get("done") != runs.get("planned"):
+                done, planned = runs.get("done"), runs.get("planned")
+                return f"This result is partial: {done} of {planned} runs were done when it was interrupted."
+        return ""
+
+    @property
+    def origins(self) -> list[str]:
+        """Where the numbers of each file come from: time, machine, versions."""
+        lines = []
+        for path, result in self.results:
+            others = [f"{k} {v}" for k, v in result.environment.items() if k not in ("device", "torch", "commit")]
+            lines.append(f"{origin(path.name, result)} {', '.join(others)}".rstrip())
+        return lines
 
     def blamed(self) -> contextlib.AbstractContextManager[None]:
         """Context in which errors name the files of this section."""

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from horst.extras import load_extra
 from horst.lab.experiments.result import Result
 
 # Okabe and Ito's colours, which remain distinct to colour-blind readers; the dash tells pairs of one family apart.
-_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _BLACK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#000000",
-)
+_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#000000"
 _LINES = {
     "sgd": (_BLUE, "-"),
     "exp_sgd": (_BLUE, "--"),
@@ -36,7 +28,7 @@ _LINES = {
 
 
 def figure1(result: Result) -> Any:
-    """Figure 1 (right): final classifiers of the diagonal network, one panel a start."""
+    """Figure 1 (right): final classifiers of the diagonal network, one panel per start."""
     names = list(result.curves["profiles"])
     panels = [("u and v start equal", names[:2])]
     if len(names) > 2:
@@ -120,7 +112,7 @@ def toy_suite(result: Result) -> Any:
 
 
 def theorem4_7(result: Result) -> Any:
-    """The margin gap of the flow against the norm of theta, one panel a setup, one line a p."""
+    """The margin gap of the flow against the norm of theta, one panel per setup, one line per p."""
     titles = {
         "positive": "positive start",
         "pairs": "features $x$ and $-x$ ($\\theta = u - v$)",
@@ -176,20 +168,6 @@ def toy_ablation(result: Result) -> Any:
     return figure
 
 
-# Result file -> drawing function.
-FIGURES: dict[str, Callable[[Result], Any]] = {
-    "figure1_diagonal_network": figure1,
-    "figure3_composition_order": figure3,
-    "figure5_additive_vs_multiplicative": figure5,
-    "figure6_mirror_maps": figure6,
-    "figure7_loss_curves": figure7,
-    "theorem4_7_implicit_bias": theorem4_7,
-    "theorem4_7_small": theorem4_7,
-    "toy_ablation": toy_ablation,
-    "toy_suite": toy_suite,
-}
-
-
 def _profiles(result: Result, panels: Sequence[tuple[str, list[str]]], labels: Sequence[str] = ()) -> Any:
     """Final classifiers by feature: mean over seeds, a band of one standard deviation, the support in green."""
     figure, all_axes = new_figure(1, len(panels), figsize=(5.0 * len(panels) + 0.4, 3.6), sharey=True)
@@ -225,18 +203,20 @@ def new_figure(rows: int, columns: int, **options: Any) -> tuple[Any, Any]:
     return figure, figure.subplots(rows, columns, sharey=sharey)
 
 
-def save_figure(figure: Any, path: str | os.PathLike[str], ending: str = "") -> None:
-    """Write a figure on white ground; the same figure gives the same file, which names no date.
+def save_figure(figure: Any, out: Any, ending: str = "", *, transparent: bool = False) -> None:
+    """Write a figure; the same figure gives the same file, which names no date.
 
     Args:
         figure: Figure of matplotlib.
-        path: File to write.
+        out: Path or open file.
         ending: File type, ``"png"`` or ``"svg"``, if the path does not end with it.
+        transparent: Leave out the white ground.
     """
-    ending = ending or os.path.splitext(path)[1].removeprefix(".")
+    ending = ending or os.path.splitext(out)[1].removeprefix(".")
     metadata = {"Date": None} if ending == "svg" else {"Software": None}
+    ground = {"transparent": True} if transparent else {"facecolor": "white"}
     with load_extra("matplotlib").rc_context({"svg.hashsalt": "horst"}):
-        figure.savefig(path, format=ending, facecolor="white", metadata=metadata)
+        figure.savefig(out, format=ending, metadata=metadata, **ground)
 
 
 def _or_nan(value: float | str | None) -> float:

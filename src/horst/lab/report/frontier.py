@@ -9,8 +9,7 @@ from horst.lab.experiments.result import Result
 from horst.lab.report.document import Content, Figure
 from horst.lab.report.quality_figures import against_product, against_zeros
 from horst.lab.report.quality_tables import EDGE, compare_words, quality_table
-from horst.lab.report.runs import Row
-from horst.lab.report.tables import Table
+from horst.lab.report.tables import Row, Table
 
 ALL_TUNED = ("lr", "weight_decay", "alpha", "l1", "strength")
 RATES_TUNED = ("lr", "weight_decay")
@@ -53,20 +52,18 @@ def rate_table(results: Sequence[Result]) -> Table:
     )
 
 
-def contenders_table(results: Sequence[Result], width: int | None = None, steps: int | None = None) -> Table:
+def contenders_table(results: Sequence[Result], **wanted: int) -> Table:
     """Every contender at its best learning rate, decay and strength, pruned by magnitude.
 
     Args:
         results: Files of language studies.
-        width, steps: Budget to show; None is all.
+        wanted: Values that the rows shown must have, such as ``steps=400``.
     """
-    wanted = {name: value for name, value in (("width", width), ("steps", steps)) if value is not None}
-    return quality_table(
-        results,
-        best_over=ALL_TUNED,
-        where=lambda row: default_tensors(row) and all(row[name] == value for name, value in wanted.items()),
-        methods=("magnitude",),
-    )
+
+    def where(row: Row) -> bool:
+        return default_tensors(row) and all(row[name] == value for name, value in wanted.items())
+
+    return quality_table(results, best_over=ALL_TUNED, where=where, methods=("magnitude",))
 
 
 def pruning_table(results: Sequence[Result]) -> Table:
@@ -104,14 +101,8 @@ def language(results: Sequence[Result]) -> Content:
     """Perplexity against alpha * lr, auto against alpha 5 and AdamW, all tuned."""
     levels = sorted({row["sparsity"] for row in results[0].rows})
     shown = list(dict.fromkeys([levels[0], levels[len(levels) // 2], levels[-1]]))
-    curves = Figure(
-        name="sparsity",
-        draw=functools.partial(against_zeros, results, best_over=(*RATES_TUNED, "l1"), where=main_contenders),
-        caption="Perplexity against actual zeros, each optimizer at its best settings for the level; dotted: dense "
-        "AdamW at its best.",
-        alt="Line charts of perplexity against the share of zeros; the tables have the same numbers.",
-    )
-    return _study(results, _products(results, "perplexity", shown, levels[:1]), [curves])
+    curves = _curves(results, (*RATES_TUNED, "l1"), "settings")
+    return _study(results, [*_products(results, "perplexity", shown, levels[:1]), curves])
 
 
 def vision(results: Sequence[Result]) -> Content:
@@ -120,38 +111,41 @@ def vision(results: Sequence[Result]) -> Content:
     more = []
     if {row["method"] for row in results[0].rows} - {"dense", "acdc"}:
         more = [methods_of_training_table(results).captioned(f"Ways to train sparse. {_SEEDS}")]
-    return _study(results, _products(results, "accuracy", levels, levels), [], more)
+    return _study(results, _products(results, "accuracy", levels, levels), more)
 
 
 def compositions(results: Sequence[Result]) -> Content:
     """Other contenders, other ways to prune, other tensors."""
     methods = [name for name in ("magnitude", "sparsegpt") if name in {row["method"] for row in results[0].rows}]
-    curves = Figure(
-        name="sparsity",
-        draw=functools.partial(against_zeros, results, best_over=RATES_TUNED, where=main_contenders, methods=methods),
-        caption="Perplexity against actual zeros, each optimizer at its best learning rate for the level; dotted: "
-        "dense AdamW at its best.",
-        alt="Line chart of perplexity against the share of zeros; the tables have the same numbers.",
-    )
     return Content(
         tables=[
             contenders_table(results).captioned(f"Every contender at its best, pruned by magnitude. {_SEEDS}"),
             pruning_table(results).captioned(f"Ways to prune, each model at its best learning rate. {_SEEDS}"),
             tensors_table(results).captioned(f"Which tensors get the mirror step, pruned by magnitude. {_SEEDS}"),
         ],
-        figures=[curves],
+        figures=[_curves(results, RATES_TUNED, "learning rate", methods)],
     )
 
 
-def _study(
-    results: Sequence[Result], products: Sequence[Figure], curves: Sequence[Figure], more: Sequence[Table] = ()
-) -> Content:
+def _curves(
+    results: Sequence[Result], best_over: Sequence[str], tuned: str, methods: Sequence[str] = ("magnitude",)
+) -> Figure:
+    return Figure(
+        name="sparsity",
+        draw=functools.partial(against_zeros, results, best_over=best_over, where=main_contenders, methods=methods),
+        caption=f"Perplexity against actual zeros, each optimizer at its best {tuned} for the level; dotted: dense "
+        "AdamW at its best.",
+        alt="Line charts of perplexity against the share of zeros; the tables have the same numbers.",
+    )
+
+
+def _study(results: Sequence[Result], figures: Sequence[Figure], more: Sequence[Table] = ()) -> Content:
     words = compare_words(results, "HORST, alpha auto", "HORST, alpha 5")
     rates = rate_table(results).captioned(f"Every learning rate. {_SEEDS}")
     if not any(row["optimizer"] == "adamw" for result in results for row in result.rows):
         return Content(summary=[words], tables=[rates])  # more seeds for HORST alone: nothing else to compare
     tuned = tuned_table(results).captioned(f"Each optimizer at its best settings for the level. {_SEEDS}")
-    return Content(summary=[words], tables=[tuned, rates, *more], figures=[*products, *curves])
+    return Content(summary=[words], tables=[tuned, rates, *more], figures=figures)
 
 
 def _products(

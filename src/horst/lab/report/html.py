@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, get_args
@@ -31,7 +32,7 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
     """Write the page.
 
     Args:
-        results: Result files; a folder stands for the ``.json`` files directly in it.
+        results: Result files, or folders with such files in them; see :func:`find_results`.
         out: HTML file, written whole or not at all.
         formats: Other files to write: ``"png"`` and ``"svg"`` put the figures into a folder beside the page, named
             like it with ``_figures`` at the end; ``"markdown"`` writes the report as Markdown, with those figures.
@@ -40,8 +41,9 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
         ``out``.
 
     Raises:
-        FileNotFoundError: There is no such file, or none at all.
-        ValueError: A file is half-written, none of ours, or lacks what its tables show. The message names it.
+        FileNotFoundError: There is no such file.
+        ValueError: There is no result at all; or a file is half-written, none of ours, or lacks what its tables show.
+            The message names it.
 
     Example:
         >>> import tempfile
@@ -58,7 +60,7 @@ def build(results: Sequence[PathLike], out: PathLike, *, formats: Collection[For
     if unknown:
         raise ValueError(f"formats must be among {', '.join(get_args(Format))}, got {', '.join(map(repr, unknown))}.")
     out = pathlib.Path(out)
-    found = sections([(path, read_result(path)) for path in _files(results)])
+    found = _read_sections(results)
     page = html_page.page(found)
     folder = figure_folder(out)
     endings = [ending for ending in ("png", "svg") if ending in formats]
@@ -79,9 +81,7 @@ def write_figures(results: Sequence[PathLike], folder: PathLike) -> list[pathlib
     Raises:
         FileNotFoundError, ValueError: As :func:`build`.
     """
-    return _write_figures(
-        sections([(path, read_result(path)) for path in _files(results)]), pathlib.Path(folder), "png"
-    )
+    return _write_figures(_read_sections(results), pathlib.Path(folder), "png")
 
 
 def figure_folder(path: PathLike) -> pathlib.Path:
@@ -99,12 +99,9 @@ def read_result(path: PathLike) -> Result:
     """A result file, checked.
 
     Raises:
-        FileNotFoundError: There is none.
         ValueError: It is half-written, or something else.
     """
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no result file {path}.")
     try:
         fields = read_json(path)
     except ValueError as error:
@@ -114,27 +111,52 @@ def read_result(path: PathLike) -> Result:
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
     if wrong:
         raise ValueError(
-            f"{path} is no result file of ours: it lacks {', '.join(wrong)}, or they have another type. Give files "
+            f"{path} is not a result file of horst: it lacks {', '.join(wrong)}, or they have another type. Give files "
             "that an experiment has written."
         )
     if not all(isinstance(row, dict) for row in fields["rows"]) or not all(isinstance(n, str) for n in fields["notes"]):
-        raise ValueError(f"{path} is no result file of ours: rows must be objects, and notes texts.")
+        raise ValueError(f"{path} is not a result file of horst: rows must be objects, and notes texts.")
     try:
         return Result.load(path)
     except TypeError as error:
-        raise ValueError(f"{path} is no result file of ours: {error}.") from error
+        raise ValueError(f"{path} is not a result file of horst: {error}.") from error
 
 
-def _files(results: Sequence[PathLike]) -> list[pathlib.Path]:
-    files: dict[pathlib.Path, None] = {}
-    for given in map(pathlib.Path, results):
-        inside = sorted(given.glob("*.json")) if given.is_dir() else [given]
+def find_results(given: Sequence[PathLike]) -> list[pathlib.Path]:
+    """The result files that were named, and those in the folders that were, at any depth; each once.
+
+    In a folder, JSON files of another kind are passed over. A half-written result is not: it must not be left out
+    without a word.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: Nothing was named, or a folder holds no result.
+    """
+    if not given:
+        raise ValueError("name result files, or folders with such files in them: horst report runs/.")
+    found: dict[pathlib.Path, None] = {}
+    for path in map(pathlib.Path, given):
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {path}. horst run writes results to runs/.")
+        inside = [file for file in sorted(path.rglob("*.json")) if _is_result(file)] if path.is_dir() else [path]
         if not inside:
-            raise FileNotFoundError(f"there is no .json file in {given}.")
-        files |= dict.fromkeys(inside)
-    if not files:
-        raise FileNotFoundError("there is nothing to report: give at least one result file.")
-    return list(files)
+            raise ValueError(f"{path} holds no result file. horst run writes them, as runs/RECIPE_SCALE.json.")
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
+def _is_result(path: pathlib.Path) -> bool:
+    """By its first words, if it is cut short."""
+    content = path.read_bytes()
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError):
+        return b'"experiment"' in content[:4096]
+    return isinstance(parsed, dict) and "experiment" in parsed and "schema_version" in parsed
+
+
+def _read_sections(results: Sequence[PathLike]) -> list[Section]:
+    return sections([(path, read_result(path)) for path in find_results(results)])
 
 
 def _write_figures(found: Sequence[Section], folder: pathlib.Path, ending: str) -> list[pathlib.Path]:

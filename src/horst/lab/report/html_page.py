@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from horst.lab.report.document import Figure, Section
-from horst.lab.report.figure_svg import DARK_GROUND, DARK_INK, dark_variables, inline
-from horst.lab.report.tables import Table, origin, short_commit
+from horst.lab.report.figures import save_figure
+from horst.lab.report.tables import Table
 
 TITLE = "horst: results"
 LEDE = (
-    "Transformers trained with HORST and with other optimizers, and what is left of them when weights are pruned. "
+    "Transformers trained with HORST and with other optimizers, and their quality after pruning. "
     "Where the paper has a number, it stands beside ours, in italics; each section says what was trained on what, and "
     "how that differs from the paper."
 )
 READING = "How to read this, and what differs from the paper"
-ENVIRONMENT = "Where the numbers come from"
 _NUMBER = re.compile(r"[-+]?[\d.,]+([eE][-+]?\d+)?( ?%)?\*?( ± [\d.,]+%?)?( \(\d+% zeros\))?|inf")
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1c1e21; --muted: #595e66; --rule: #d8dbe0;
   --raised: #f5f6f8; --link: #0b57a4; --warn: #fff3d6; }
-@media (prefers-color-scheme: dark) { :root { --ground: DARK_GROUND; --ink: DARK_INK; --muted: #a6abb4; --rule: #363a43;
-  --raised: #1e2127; --link: #82b8ff; --warn: #3d3113; ON_DARK } }
+@media (prefers-color-scheme: dark) { :root { --ground: #15171c; --ink: #e4e6eb; --muted: #a6abb4; --rule: #363a43;
+  --raised: #1e2127; --link: #82b8ff; --warn: #3d3113; }
+  img { filter: invert(.9) hue-rotate(180deg); } }  /* a figure has dark lines on no ground: light lines, same hues */
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif;
   -webkit-text-size-adjust: 100%; }
@@ -65,8 +67,7 @@ td.text { white-space: normal; min-width: 7rem; overflow-wrap: anywhere; }
 .paper { color: var(--muted); font-style: italic; } .paper th { font-weight: 400; }
 .change td, .change th { font-weight: 600; }
 .figures { display: grid; gap: 0 2rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
-svg { display: block; width: 100%; height: auto; color: var(--ink); }
-svg * { stroke-linejoin: round; stroke-linecap: butt; }
+img { display: block; max-width: 100%; height: auto; }
 details { margin: .3rem 0; font-size: .9rem; } summary { cursor: pointer; color: var(--muted); }
 pre { overflow: auto; max-height: 24rem; background: var(--raised); padding: .8rem; border-radius: .4rem;
   font-size: .8rem; }
@@ -78,12 +79,10 @@ footer { padding-top: 1.5rem; padding-bottom: 3rem; color: var(--muted); font-si
 
 def page(sections: Sequence[Section]) -> str:
     """The whole page."""
-    colours: set[str] = set()
     body = []
     for section in sections:
         with section.blamed():
-            body.append(_section(section, colours))
-    style = STYLE.replace("DARK_GROUND", DARK_GROUND).replace("DARK_INK", DARK_INK)
+            body.append(_section(section))
     files = sum(len(section.results) for section in sections)
     return f"""<!doctype html>
 <html lang="en">
@@ -94,7 +93,7 @@ def page(sections: Sequence[Section]) -> str:
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <meta name="referrer" content="no-referrer">
 <title>{TITLE}</title>
-<style>{style.replace("ON_DARK", dark_variables(colours))}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <a class="skip" href="#results">Skip to the results</a>
@@ -102,41 +101,13 @@ def page(sections: Sequence[Section]) -> str:
 {_contents(sections)}
 <main id="results">
 {"".join(body)}
-{_environment(sections)}
 </main>
-<footer><p>Made from {files} result file{"s" * (files > 1)}; no number on this page was typed. The paper: Jacobs, Jain
-and Burkholz, <cite>HORST: Composing Optimizer Geometries for Sparse Transformer Training</cite>.</p></footer>
+<footer><p>Made from {files} result file{"s" * (files > 1)}; every number on this page comes from there. The paper:
+Jacobs, Jain and Burkholz, <cite>HORST: Composing Optimizer Geometries for Sparse Transformer Training</cite>.</p>
+</footer>
 </body>
 </html>
 """
-
-
-def environment_table(sections: Sequence[Section]) -> Table:
-    """Device, versions and time, one row per file."""
-    keys = ("device", "cores", "torch_threads", "python", "torch")
-    lines = [
-        [
-            path.name,
-            result.experiment,
-            *(str(result.environment.get(key, ""))[:20] for key in keys),
-            short_commit(str(result.environment.get("commit", ""))),
-            f"{result.seconds:.0f}",
-        ]
-        for section in sections
-        for path, result in section.results
-    ]
-    columns = ["file", "experiment", "device", "cores", "threads", "Python", "torch", "commit", "seconds"]
-    return Table(caption="Machines and versions, one row per file", columns=columns, rows=lines)
-
-
-def partial_note(section: Section) -> str:
-    """What to say of results that were interrupted; nothing of whole ones."""
-    for _, result in section.results:
-        runs = result.curves.get("runs")
-        if isinstance(runs, Mapping) and runs.get("done") != runs.get("planned"):
-            done, planned = runs.get("done"), runs.get("planned")
-            return f"This result is partial: {done} of {planned} runs were done when it was interrupted."
-    return ""
 
 
 def _contents(sections: Sequence[Section]) -> str:
@@ -144,37 +115,31 @@ def _contents(sections: Sequence[Section]) -> str:
     for group, members in itertools.groupby(sections, key=lambda section: section.group):
         items = [f'<li><a href="#{section.anchor}">{escape(section.title)}</a></li>' for section in members]
         groups.append(f"<li>{escape(group)}<ul>{''.join(items)}</ul></li>")
-    groups.append(f'<li>About<ul><li><a href="#environment">{ENVIRONMENT}</a></li></ul></li>')
     return f'<nav aria-labelledby="contents"><h2 id="contents">Contents</h2><ul>{"".join(groups)}</ul></nav>'
 
 
-def _section(section: Section, colours: set[str]) -> str:
+def _section(section: Section) -> str:
     content = section.content
     parts = [f'<section id="{section.anchor}" aria-labelledby="{section.anchor}-title">']
     parts.append(f'<h2 id="{section.anchor}-title">{escape(section.title)}</h2>')
     if section.setting:
         parts.append(f'<p class="setting">Setting: {escape(section.setting)}.</p>')
-    if note := partial_note(section):
-        parts.append(f'<p class="partial" role="note">{escape(note)}</p>')
+    if section.missing:
+        parts.append(f'<p class="partial" role="note">{escape(section.missing)}</p>')
     parts += [f"<p>{_code(paragraph)}</p>" for paragraph in content.summary]
+    first, *others = map(_figure, content.figures) if content.figures else [""]
+    parts.append(first)
     parts += [_table(table, f"{section.anchor}-table-{i}") for i, table in enumerate(content.tables, 1)]
-    drawn = [_figure(figure, section, colours) for figure in content.figures]
-    if drawn:
-        parts.append(f'<div class="figures">{"".join(drawn)}</div>')
+    if others:
+        parts.append(f'<div class="figures">{"".join(others)}</div>')
     if section.notes:
         items = "".join(f"<li>{_code(note)}</li>" for note in section.notes)
         parts.append(f"<h3>{READING}</h3><ul>{items}</ul>")
-    for path, result in section.results:
-        parts.append(f'<p class="origin">{_code(origin(path.name, result))}</p>')
+    for origin, (path, result) in zip(section.origins, section.results, strict=True):
+        parts.append(f'<p class="origin">{_code(origin)}</p>')
         config = escape(json.dumps(result.config, indent=1))
         parts.append(f"<details><summary>Settings of {escape(path.name)}</summary><pre>{config}</pre></details>")
     return "\n".join([*parts, "</section>\n"])
-
-
-def _environment(sections: Sequence[Section]) -> str:
-    table = _table(environment_table(sections), "environment-table")
-    title = f'<h2 id="environment-title">{ENVIRONMENT}</h2>'
-    return f'<section id="environment" aria-labelledby="environment-title">{title}{table}</section>'
 
 
 def _table(table: Table, name: str) -> str:
@@ -207,11 +172,17 @@ def _kind(column: Sequence[str]) -> str:
     return "text" if max(map(len, column), default=0) > 24 else ""
 
 
-def _figure(figure: Figure, section: Section, colours: set[str]) -> str:
-    svg, found = inline(figure.draw, name=section.file_name(figure), alt=figure.alt)
-    colours |= found
+def _figure(figure: Figure) -> str:
+    """An image of its own inside the page: its ids and styles cannot meet those of others."""
+    drawn, out = figure.draw(), io.BytesIO()
+    save_figure(drawn, out, "svg", transparent=True)
+    least = round(58 * drawn.get_figwidth())  # pixels, 60 % of its size: below, it scrolls in its box
+    image = (
+        f'<img src="data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode()}" alt="{escape(figure.alt)}" '
+        f'style="min-width: {least}px">'
+    )
     caption = f"<figcaption>{escape(figure.caption)}</figcaption>"
-    return f'<figure><div class="scroll" tabindex="0" role="region" aria-label="Figure">{svg}</div>{caption}</figure>'
+    return f'<figure><div class="scroll" tabindex="0" role="region" aria-label="Figure">{image}</div>{caption}</figure>'
 
 
 def _class(name: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 from horst.lab.report.document import Section
-from horst.lab.report.html_page import ENVIRONMENT, LEDE, READING, TITLE, environment_table, partial_note
-from horst.lab.report.tables import Table, origin
+from horst.lab.report.html_page import LEDE, READING, TITLE
+from horst.lab.report.tables import Table
 
 
 def page(sections: Sequence[Section], figures: str, ending: str | None) -> str:
@@ -24,21 +24,20 @@ def page(sections: Sequence[Section], figures: str, ending: str | None) -> str:
         parts.append(f"## {_plain(section.title)}")
         if section.setting:
             parts.append(f"Setting: {_plain(section.setting)}.")
-        if note := partial_note(section):
-            parts.append(f"**{_plain(note)}**")
+        if section.missing:
+            parts.append(f"**{_plain(section.missing)}**")
         parts += [_plain(paragraph) for paragraph in section.content.summary]
+        shown = [
+            f"![{_plain(figure.alt)}]({figures}/{section.file_name(figure)}.{ending})\n\n{_plain(figure.caption)}"
+            for figure in (section.content.figures if ending is not None else ())
+        ]
+        parts += shown[:1]
         for table in section.content.tables:
             parts += [_plain(table.caption), _table(table)]
-        if ending is not None:
-            parts += [
-                f"![{_plain(figure.alt)}]({figures}/{section.file_name(figure)}.{ending})\n\n{_plain(figure.caption)}"
-                for figure in section.content.figures
-            ]
+        parts += shown[1:]
         if section.notes:
             parts += [f"### {READING}", "\n".join(f"- {_plain(note)}" for note in section.notes)]
-        parts += [_plain(origin(path.name, result)) for path, result in section.results]
-    table = environment_table(sections)
-    parts += [f"## {ENVIRONMENT}", _plain(table.caption), _table(table)]
+        parts += map(_plain, section.origins)
     return "\n\n".join(parts) + "\n"
 
 

@@ -10,8 +10,8 @@ from horst.extras import load_extra
 from horst.lab.experiments.result import Result
 from horst.lab.report.figures import new_figure
 from horst.lab.report.quality_tables import dense_adamw, lines_of
-from horst.lab.report.runs import Cell, Row, at, best, budget, by_budget, cells_of, contender
-from horst.lab.report.tables import level_name
+from horst.lab.report.runs import Cell, at, best, budget, by_budget, cells_of, contender
+from horst.lab.report.tables import Row, level_name
 from horst.lab.report.transformer_figures import COLOURS, STYLES
 
 CROPPED = 1.7  # times dense AdamW's perplexity: the axis ends there, so that the better models can be told apart

@@ -9,19 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.runs import (
-    Cell,
-    Row,
-    at,
-    best,
-    budget,
-    by_budget,
-    cells_of,
-    contender,
-    identity,
-    length_and_width,
-)
-from horst.lab.report.tables import Table, level_name, number
+from horst.lab.report.runs import Cell, at, best, budget, by_budget, cells_of, contender, identity, length_and_width
+from horst.lab.report.tables import Row, Table, level_name, number
 
 EDGE = "†"  # the best is the first or last of three or more that were tried: better ones may lie outside
 TOLERANCE = 0.005  # actual zeros closer than this to the level asked for are not said again

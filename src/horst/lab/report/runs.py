@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.tables import number
+from horst.lab.report.tables import Row, number
 
-Row = Mapping[str, Any]
 Value = float | str | None  # none of a run that broke down; a file holds infinity as a string
 
 LABELS = {
@@ -97,6 +96,42 @@ def finite(values: Sequence[Value]) -> list[float]:
     """
     numbers = [float(value) for value in values if value is not None]
     return numbers if len(numbers) == len(values) and all(map(math.isfinite, numbers)) else []
+
+
+def by_level(rows: Sequence[Row], quality: str) -> dict[float, list[float]]:
+    """By sparsity, one number per seed; levels at which a run broke down are left out."""
+    levels = sorted({row["sparsity"] for row in rows})
+    found = {level: finite([row[quality] for row in rows if row["sparsity"] == level]) for level in levels}
+    return {level: values for level, values in found.items() if values}
+
+
+def pairs(
+    rows: Sequence[Row], by: str, quality: str, other: str = "horst"
+) -> dict[float, tuple[list[float], list[float]]]:
+    """Numbers of AdamW and of another optimizer, for the seeds that both have and with which none broke down.
+
+    Args:
+        rows: Rows of results.
+        by: Setting that tells the pairs apart.
+        quality: Name of the number.
+        other: Optimizer beside AdamW; of several strengths, the first counts.
+    """
+    found = {}
+    for value in sorted({row[by] for row in rows}):
+        sides: list[dict[int, float]] = []
+        for name in ("adamw", other):
+            own = [row for row in rows if row[by] == value and row["optimizer"] == name]
+            own = [row for row in own if contender(row) == contender(own[0]) and finite([row[quality]])]
+            sides.append({row["seed"]: row[quality] for row in own})
+        if seeds := sorted(sides[0].keys() & sides[1].keys()):
+            found[value] = ([sides[0][seed] for seed in seeds], [sides[1][seed] for seed in seeds])
+    return found
+
+
+def perplexity_changes(rows: Sequence[Row], other: str = "horst") -> dict[float, float]:
+    """By sparsity: an optimizer's mean perplexity over AdamW's, less one; see :func:`pairs`."""
+    found = pairs(rows, "sparsity", "perplexity", other)
+    return {level: statistics.mean(own) / statistics.mean(adamw) - 1 for level, (adamw, own) in found.items()}
 
 
 def percent(share: float | None) -> float | None:
@@ -206,9 +241,7 @@ class Cell:
         return statistics.mean(map(zeros, self.rows))
 
     def __str__(self) -> str:
-        if self.broken:
-            return "broke down" + (f" ({self.broken} of {len(self.rows)})" if len(self.rows) > 1 else "")
-        return spread(self.values(), self.measure.spec)
+        return spread([*self.values(), *[None] * self.broken], self.measure.spec)
 
 
 def settings_of(result: Result) -> dict[str, Any]:

@@ -12,17 +12,18 @@ from typing import Any
 
 from horst.lab.experiments.identity import STRENGTHS, deciding
 from horst.lab.experiments.result import Result
-from horst.lab.report import benchmark_tables, frontier, geometry, transformer_sections
+from horst.lab.report import figures, frontier, geometry, quickstart
 from horst.lab.report.document import Content, Figure, Section, blamed
-from horst.lab.report.figures import FIGURES
 from horst.lab.report.runs import identity, settings_of
 from horst.lab.report.tables import Table
+from horst.lab.report.transformer_sections import one_shot, sparse_training, weight_spread
+from horst.lab.report.transformer_tables import digits_table
 
 Source = tuple[pathlib.Path, Result]
 ROWS = 200  # of a table of an unknown kind
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Kind:
     """How a kind of result is shown.
 
@@ -60,7 +61,7 @@ def sections(sources: Sequence[Source]) -> list[Section]:
 
 def _section(group: Sequence[Source], titles: dict[str, int]) -> Section:
     path, result = group[0]
-    kind = KINDS.get(result.experiment) or Kind(title=result.experiment, group="Other results", write=_rows_as_they_are)
+    kind = KINDS.get(result.experiment) or Kind(result.experiment, "Other results", _rows_as_they_are)
     with blamed([path for path, _ in group], result.experiment):
         content = kind.write([result for _, result in group])
     titles[kind.title] = titles.get(kind.title, 0) + 1
@@ -97,7 +98,7 @@ def _rows_as_they_are(results: Sequence[Result]) -> Content:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [[_cell(row.get(column)) for column in columns] for row in rows[:ROWS]]
     left = f" The first {ROWS} of {len(rows)} rows; the file has all." if len(rows) > ROWS else ""
-    caption = f"The rows of the file as they are: this report knows no better way to show this kind.{left}"
+    caption = f"The rows of the file as they are.{left}"
     return Content(tables=[Table(caption=caption, columns=columns, rows=lines)] if columns else [])
 
 
@@ -114,179 +115,113 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _tables(*writers: tuple[str, Callable[[Sequence[Result]], Table]]) -> Callable[[Sequence[Result]], Content]:
-    """Content that is tables alone."""
-    return lambda results: Content(tables=[write(results).captioned(caption) for caption, write in writers])
-
-
-def _step_times(results: Sequence[Result]) -> Content:
-    on_gpu = results[0].config["device"] != "cpu"
-    write = benchmark_tables.gpu_step_table if on_gpu else benchmark_tables.cpu_step_table
-    caption = "Time of an optimizer step; the floor is what the memory allows"
-    return Content(tables=[write(results).captioned(caption)])
-
-
-def _toy(name: str, caption: str, alt: str, *tables: tuple[str, str]) -> Callable[[Sequence[Result]], Content]:
-    """A figure of the geometry lab, and tables by their names on its page."""
-
-    def write(results: Sequence[Result]) -> Content:
-        drawn = Figure(name="", draw=functools.partial(FIGURES[name], results[0]), caption=caption, alt=alt)
-        written = [geometry.TABLES[table][1](results[0]).captioned(caption) for table, caption in tables]
-        return Content(tables=written, figures=[drawn])
-
-    return write
-
-
 _LANGUAGE, _VISION, _BEYOND, _GEOMETRY, _SPEED = "Language", "Vision", "Beyond the paper", "Geometry", "Speed"
 _SUMMARY = (
     "Means over seeds. Off-support magnitude is the mean magnitude of the uninformative features, as a share of the "
     "largest; angles in degrees to the max-margin solutions."
 )
 _PROFILE = "The mean over seeds with a band of one deviation; the informative features are on green ground."
+
+
+def _table(caption: str, write: Callable[[Sequence[Result]], Table]) -> Callable[[Sequence[Result]], Content]:
+    """Content that is one table."""
+    return lambda results: Content(tables=[write(results).captioned(caption)])
+
+
+def _toy(
+    title: str, draw: Callable[[Result], Any], caption: str, alt: str, *tables: tuple[str, Callable[[Result], Table]]
+) -> Kind:
+    """A figure of the geometry lab, and tables with their captions."""
+
+    def write(results: Sequence[Result]) -> Content:
+        drawn = Figure(name="", draw=functools.partial(draw, results[0]), caption=caption, alt=alt)
+        return Content(tables=[table(results[0]).captioned(words) for words, table in tables], figures=[drawn])
+
+    return Kind(title, _GEOMETRY, write)
+
+
 # The kinds of results and how each is shown, in the report's order.
 KINDS: Mapping[str, Kind] = {
-    "quickstart": Kind(title="AdamW and HORST side by side", group="Quickstart", write=transformer_sections.quickstart),
-    "table6_gpt2_one_shot": Kind(
-        title="Table 6: GPT-2, pruned in one shot", group=_LANGUAGE, write=transformer_sections.one_shot, joins=True
-    ),
-    "one_shot_methods": Kind(
-        title="One-shot pruning by several methods",
-        group=_LANGUAGE,
-        write=transformer_sections.one_shot,
-        joins=True,
-    ),
-    "table1_deit_acdc": Kind(
-        title="Table 1: DeiT with AC/DC", group=_VISION, write=transformer_sections.sparse_training, joins=True
-    ),
-    "table3_ham": Kind(
-        title="Table 3: HAM beside both", group=_VISION, write=transformer_sections.sparse_training, joins=True
-    ),
-    "table4_long_run": Kind(
-        title="Table 4: twice as long", group=_VISION, write=transformer_sections.sparse_training, joins=True
-    ),
-    "acdc_cifar10_vit": Kind(
-        title="AC/DC on CIFAR-10",
-        group=_VISION,
-        write=_tables(("A DeiT-small-like transformer on CIFAR-10; one row per run", benchmark_tables.cifar_table)),
-        joins=True,
-    ),
+    "quickstart": Kind("AdamW and HORST side by side", "Quickstart", quickstart.section),
+    "table6_gpt2_one_shot": Kind("Table 6: GPT-2, pruned in one shot", _LANGUAGE, one_shot, joins=True),
+    "one_shot_methods": Kind("One-shot pruning by several methods", _LANGUAGE, one_shot, joins=True),
+    "table1_deit_acdc": Kind("Table 1: DeiT with AC/DC", _VISION, sparse_training, joins=True),
+    "table3_ham": Kind("Table 3: HAM beside both", _VISION, sparse_training, joins=True),
+    "table4_long_run": Kind("Table 4: twice as long", _VISION, sparse_training, joins=True),
+    "acdc_cifar10_vit": Kind("AC/DC on CIFAR-10", _VISION, _rows_as_they_are),
     "acdc_digits_vit": Kind(
-        title="AC/DC on digits",
-        group=_VISION,
-        write=_tables(
-            ("Mean accuracy over seeds and their deviation, by learning rate", benchmark_tables.digits_table)
-        ),
+        "AC/DC on digits",
+        _VISION,
+        _table("Mean accuracy over seeds and their deviation, by learning rate", digits_table),
     ),
-    "frontier_language": Kind(
-        title="Beyond the paper: alpha and the learning rate, language", group=_BEYOND, write=frontier.language
-    ),
-    "frontier_vision": Kind(
-        title="Beyond the paper: alpha and the learning rate, vision", group=_BEYOND, write=frontier.vision
-    ),
-    "frontier_compositions": Kind(
-        title="Beyond the paper: other compositions", group=_BEYOND, write=frontier.compositions
-    ),
-    "figure1_weight_spread": Kind(
-        title="Figure 1: how weights are spread", group="Weights", write=transformer_sections.weight_spread
-    ),
-    "figure1_diagonal_network": Kind(
-        title="Figure 1: the diagonal network",
-        group=_GEOMETRY,
-        write=_toy(
-            "figure1_diagonal_network",
-            f"Figure 1 (right): final classifiers of gradient descent and Adam by feature. {_PROFILE}",
-            "Line charts of the final weights by feature, for gradient descent and for Adam.",
-            ("diagonal", _SUMMARY),
-        ),
+    "frontier_language": Kind("Beyond the paper: alpha and the learning rate, language", _BEYOND, frontier.language),
+    "frontier_vision": Kind("Beyond the paper: alpha and the learning rate, vision", _BEYOND, frontier.vision),
+    "frontier_compositions": Kind("Beyond the paper: other compositions", _BEYOND, frontier.compositions),
+    "figure1_weight_spread": Kind("Figure 1: how weights are spread", "Weights", weight_spread),
+    "figure1_diagonal_network": _toy(
+        "Figure 1: the diagonal network",
+        figures.figure1,
+        f"Figure 1 (right): final classifiers of gradient descent and Adam by feature. {_PROFILE}",
+        "Line charts of the final weights by feature, for gradient descent and for Adam.",
+        (_SUMMARY, geometry.summary_table),
     ),
     "figure2_dichotomy": Kind(
-        title="Figure 2: which operators commute, are bounded, are coercive",
-        group=_GEOMETRY,
-        write=_tables(
-            ("Properties as measured by probes, and where each leads", lambda r: geometry.dichotomy_table(r[0]))
+        "Figure 2: which operators commute, are bounded, are coercive",
+        _GEOMETRY,
+        _table("Properties as measured by probes, and where each leads", lambda r: geometry.dichotomy_table(r[0])),
+    ),
+    "figure3_composition_order": _toy(
+        "Figure 3: the order of composition",
+        figures.figure3,
+        f"Figure 3 (right): the mirror map before and after Adam. {_PROFILE}",
+        "Line chart of the final weights by feature, for Adam-Exp and Exp-Adam.",
+    ),
+    "figure5_additive_vs_multiplicative": _toy(
+        "Figure 5: additive and multiplicative updates",
+        figures.figure5,
+        f"Figure 5: final classifiers of additive and of multiplicative updates. {_PROFILE}",
+        "Line charts of the final weights by feature: SGD and Exp-SGD on the left, Adam and Exp-Adam on the right.",
+    ),
+    "figure6_mirror_maps": _toy(
+        "Figure 6: two mirror maps",
+        figures.figure6,
+        f"Figure 6: final classifiers of hyperbolic and cosh entropy. {_PROFILE}",
+        "Line charts of the final weights by feature: hyperbolic entropy on the left, cosh entropy on the right.",
+    ),
+    "figure7_loss_curves": _toy(
+        "Figure 7: how fast the loss falls",
+        figures.figure7,
+        "Figure 7: the loss over time, of SignSGD and of the cosh entropy by learning rate.",
+        "Line charts of the logarithm of the loss against the step; the table has the steps to reach each loss.",
+        ("Steps to reach a loss", geometry.loss_table),
+    ),
+    "theorem4_7_implicit_bias": _toy(
+        "Theorem 4.7: the bias of the flow",
+        figures.theorem4_7,
+        "The gap to the largest L1 margin against the norm of the classifier, one line per p, on logarithmic axes.",
+        "Line charts of the margin gap against the norm, one panel per setup; the table has the ends of the lines.",
+        ("Where the flow ends, by setup and p", geometry.theorem_table),
+    ),
+    "toy_suite": _toy(
+        "Every method on the toy problem",
+        figures.toy_suite,
+        "Angles to the three max-margin directions and the mass off the support, over time, of every method.",
+        "Four line charts over the steps, one line per method; the tables have the ends of the lines.",
+        (_SUMMARY, geometry.summary_table),
+        (
+            "The norm at margin 1 over the smallest possible, in each geometry; 1 is the max-margin one",
+            geometry.ratio_table,
         ),
     ),
-    "figure3_composition_order": Kind(
-        title="Figure 3: the order of composition",
-        group=_GEOMETRY,
-        write=_toy(
-            "figure3_composition_order",
-            f"Figure 3 (right): the mirror map before and after Adam. {_PROFILE}",
-            "Line chart of the final weights by feature, for Adam-Exp and Exp-Adam.",
-        ),
+    "toy_ablation": _toy(
+        "Variants of the toy problem",
+        figures.toy_ablation,
+        "Mean magnitude off the support, one row per variant and one column per method; less is sparser.",
+        "Heat map of the mean magnitude off the support; the table has the same numbers.",
+        ("Mean magnitude off the support; a star where the data are not separated", geometry.ablation_table),
+        ("HORST and HAM by alpha", geometry.alpha_table),
     ),
-    "figure5_additive_vs_multiplicative": Kind(
-        title="Figure 5: additive and multiplicative updates",
-        group=_GEOMETRY,
-        write=_toy(
-            "figure5_additive_vs_multiplicative",
-            f"Figure 5: final classifiers of additive and of multiplicative updates. {_PROFILE}",
-            "Line charts of the final weights by feature: SGD and Exp-SGD on the left, Adam and Exp-Adam on the right.",
-        ),
-    ),
-    "figure6_mirror_maps": Kind(
-        title="Figure 6: two mirror maps",
-        group=_GEOMETRY,
-        write=_toy(
-            "figure6_mirror_maps",
-            f"Figure 6: final classifiers of hyperbolic and cosh entropy. {_PROFILE}",
-            "Line charts of the final weights by feature: hyperbolic entropy on the left, cosh entropy on the right.",
-        ),
-    ),
-    "figure7_loss_curves": Kind(
-        title="Figure 7: how fast the loss falls",
-        group=_GEOMETRY,
-        write=_toy(
-            "figure7_loss_curves",
-            "Figure 7: the loss over time, of SignSGD and of the cosh entropy by learning rate.",
-            "Line charts of the logarithm of the loss against the step; the table has the steps to reach each loss.",
-            ("losses", "Steps to reach a loss"),
-        ),
-    ),
-    "theorem4_7_implicit_bias": Kind(
-        title="Theorem 4.7: the bias of the flow",
-        group=_GEOMETRY,
-        write=_toy(
-            "theorem4_7_implicit_bias",
-            "The gap to the largest L1 margin against the norm of the classifier, one line per p, on logarithmic axes.",
-            "Line charts of the margin gap against the norm, one panel per setup; the table has the ends of the lines.",
-            ("theorem", "Where the flow ends, by setup and p"),
-        ),
-    ),
-    "toy_suite": Kind(
-        title="Every method on the toy problem",
-        group=_GEOMETRY,
-        write=_toy(
-            "toy_suite",
-            "Angles to the three max-margin directions and the mass off the support, over time, of every method.",
-            "Four line charts over the steps, one line per method; the tables have the ends of the lines.",
-            ("summary", _SUMMARY),
-            ("ratios", "The norm at margin 1 over the smallest possible, in each geometry; 1 is the max-margin one"),
-        ),
-    ),
-    "toy_ablation": Kind(
-        title="Variants of the toy problem",
-        group=_GEOMETRY,
-        write=_toy(
-            "toy_ablation",
-            "Mean magnitude off the support, one row per variant and one column per method; less is sparser.",
-            "Heat map of the mean magnitude off the support; the table has the same numbers.",
-            ("ablation", "Mean magnitude off the support; a star where the data are not separated"),
-            ("alphas", "HORST and HAM by alpha"),
-        ),
-    ),
-    "bench_optimizer_step": Kind(title="Time of a step", group=_SPEED, write=_step_times),
-    "bench_pruning": Kind(
-        title="Time of one-shot pruning",
-        group=_SPEED,
-        write=_tables(("Pruning GPT-2 small in one shot", benchmark_tables.pruning_speed_table)),
-    ),
-    "bench_sparsity": Kind(
-        title="Time of selection and masks",
-        group=_SPEED,
-        write=_tables(
-            ("Choosing the weights to keep, beside torch.kthvalue", benchmark_tables.selection_table),
-            ("What masks add to a training step", benchmark_tables.mask_overhead_table),
-        ),
-    ),
+    "bench_optimizer_step": Kind("Time of a step", _SPEED, _rows_as_they_are),
+    "bench_pruning": Kind("Time of one-shot pruning", _SPEED, _rows_as_they_are),
+    "bench_sparsity": Kind("Time of selection and masks", _SPEED, _rows_as_they_are),
 }

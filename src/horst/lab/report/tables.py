@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import string
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from horst.lab.experiments.result import Result
+
+Row = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,15 +59,30 @@ class Table:
         return [row[place] for row in self.rows]
 
 
-def from_records(records: Sequence[Mapping[str, str]], caption: str = "") -> Table:
-    """A table of rows given by column title. All rows have the titles of the first.
+def from_rows(rows: Iterable[Row], *columns: tuple[str, str | Callable[[Row], str]]) -> Table:
+    """One line per row of a result.
+
+    Args:
+        rows: Rows of a result.
+        columns: Title and cells of each column: a format string with the names of a row, or a function of the row.
 
     Example:
-        >>> from_records([{"model": "a", "ms": "1.5"}]).rows
-        [['a', '1.5']]
+        >>> rows = [{"name": "a", "seconds": 1.52, "loss": None}]
+        >>> from_rows(rows, ("model", "{name}"), ("time", "{seconds:.1f} s"), ("loss", "{loss:.2f}")).rows
+        [['a', '1.5 s', 'n/a']]
     """
-    columns = list(records[0]) if records else []
-    return Table(columns=columns, rows=[[record[name] for name in columns] for record in records], caption=caption)
+    lines = [
+        [_CELLS.vformat(cell, (), row) if isinstance(cell, str) else cell(row) for _, cell in columns] for row in rows
+    ]
+    return Table(columns=[title for title, _ in columns], rows=lines)
+
+
+class _Cells(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return number(value, format_spec)
+
+
+_CELLS = _Cells()
 
 
 def _one_line(cell: str) -> str:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from horst.lab.experiments.result import Result
 from horst.lab.report.figures import new_figure
-from horst.lab.report.runs import LABELS, by_line, contender, finite, zeros
+from horst.lab.report.runs import LABELS, by_level, by_line, contender, zeros
+from horst.lab.report.tables import Row
 
 COLOURS = {
     "adamw": "#0072B2",
@@ -27,19 +27,14 @@ COLOURS = {
 STYLES = ("-", "--", ":", "-.")
 
 
-def quality_against_sparsity(results: Sequence[Result], quality: str = "perplexity") -> Any:
+def quality_against_sparsity(rows: Sequence[Row], quality: str = "perplexity") -> Any:
     """Figure 4: quality against actual zeros, one line per optimizer, a band over its seeds."""
-    rows = [row for result in results for row in result.rows]
     figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
     lines = by_line(rows)
     for name, own in lines.items():
-        measured = {
-            level: finite([row[quality] for row in own if row["sparsity"] == level])
-            for level in sorted({row["sparsity"] for row in own})
-        }
-        levels = [level for level in measured if measured[level]]
-        shares = [100 * statistics.mean(zeros(row) for row in own if row["sparsity"] == level) for level in levels]
-        found = [measured[level] for level in levels]
+        measured = by_level(own, quality)
+        shares = [100 * statistics.mean(zeros(row) for row in own if row["sparsity"] == level) for level in measured]
+        found = list(measured.values())
         optimizer = own[0]["optimizer"]
         style = STYLES[[n for n, o in lines.items() if o[0]["optimizer"] == optimizer].index(name) % len(STYLES)]
         look = {"color": COLOURS[optimizer], "linestyle": style, "marker": "o", "markersize": 3.5, "label": name}

@@ -1,4 +1,4 @@
-"""What the report shows of Tables 1, 3, 4 and 6 and of the quickstart: ours, and the paper's beside it."""
+"""What the report shows of Tables 1, 3, 4 and 6: ours, and the paper's beside it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report import paper, quickstart_tables
+from horst.lab.report import paper
 from horst.lab.report.document import Content, Figure
-from horst.lab.report.figures import new_figure
-from horst.lab.report.runs import LABELS, Value, by_line, contender, finite, percent
-from horst.lab.report.tables import Table, level_name
-from horst.lab.report.transformer_figures import (
-    COLOURS,
-    phases_and_overlap,
-    quality_against_sparsity,
-    weight_distributions,
-)
-from horst.lab.report.transformer_tables import (
-    acdc_comparison,
-    methods_table,
-    one_shot_table,
-    speed_table,
-    spread_table,
-)
+from horst.lab.report.quality_tables import quality_table
+from horst.lab.report.runs import LABELS, by_level, by_line, contender, pairs, percent, perplexity_changes
+from horst.lab.report.tables import Row, Table, level_name
+from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
+from horst.lab.report.transformer_tables import acdc_table, one_shot_table, speed_table, spread_table
 
 SPREAD = "± is the standard deviation over seeds; a number without it comes from one seed."
 BAND = "A band reaches from the worst to the best seed."
@@ -39,16 +28,16 @@ def one_shot(results: Sequence[Result]) -> Content:
     rows = [row for result in results for row in result.rows]
     methods = list(dict.fromkeys(row["method"] for row in rows if row["sparsity"]))
     caption = f"Validation perplexity after one-shot pruning, without fine-tuning; less is better. {SPREAD}"
-    changes = _changes([row for row in rows if row["method"] in ("dense", "magnitude")])
-    table = methods_table(results)
+    changes = perplexity_changes([row for row in rows if row["method"] in ("dense", "magnitude")])
+    table = quality_table(results)
     if methods == ["magnitude"]:
         table = one_shot_table(results)
         if changes:
             table = _with_differences(table, changes)
-    figures = [_perplexities(results, method) for method in methods]
+    figures = [_perplexities(rows, method) for method in methods]
     if histograms := _histograms(results):  # there are none if all runs broke down
         figures.append(
-            _weights("weights", "Figure 8: the weights of the blocks before pruning, first seed", histograms)
+            weights_figure("weights", "Figure 8: the weights of the blocks before pruning, first seed", histograms)
         )
     return Content(
         summary=[_language_words(changes)],
@@ -61,7 +50,7 @@ def sparse_training(results: Sequence[Result]) -> Content:
     """Tables 1, 3 and 4, Figure 3 (left), and the phases of AC/DC."""
     rows = [row for result in results for row in result.rows]
     figures = [
-        _weights(
+        weights_figure(
             f"weights-{float(level):.0%}".removesuffix("%"),
             f"Figure 3 (left): the weights that the masks keep at {float(level):.0%} sparsity, first seed",
             histograms,
@@ -74,71 +63,22 @@ def sparse_training(results: Sequence[Result]) -> Content:
         for level in sorted({r["sparsity"] for r in phases})
     ]
     if len({row["sparsity"] for row in rows}) > 1 and len({row["lr"] for row in rows}) == 1:
+        accuracies = [{**row, "accuracy in %": percent(row["top1"])} for row in rows]
         shown = Figure(
             name="sparsity",
-            draw=lambda: quality_against_sparsity(
-                [_with_rows(result, _in_percent(result.rows)) for result in results], "accuracy in %"
-            ),
+            draw=lambda: quality_against_sparsity(accuracies, "accuracy in %"),
             caption=f"Accuracy against the sparsity that AC/DC trains to. {BAND}",
-            alt="Line chart of validation accuracy against sparsity. " + _curves(_in_percent(rows), "accuracy in %"),
+            alt=f"Line chart of validation accuracy against sparsity. {curve_words(accuracies, 'accuracy in %')}",
         )
         figures.insert(0, shown)
     return Content(
         summary=[_vision_words(rows)],
         tables=[
-            acdc_comparison(results).captioned(f"Validation accuracy in %. {SPREAD}"),
+            acdc_table(results).captioned(f"Validation accuracy in %. {SPREAD}"),
             speed_table(results).captioned("What training cost"),
         ],
         figures=figures,
     )
-
-
-def quickstart(results: Sequence[Result]) -> Content:
-    """Both of its tables, and a figure for each."""
-    result = results[0]
-    language, vision = (quickstart_tables.rows_of(result, part) for part in ("language", "vision"))
-    summary, tables, figures = [], [], []
-    if language:
-        theirs = {name: (paper.TABLE6[name][0.0], paper.TABLE6[name][0.5]) for name in ("adamw", "horst")}
-        summary.append(
-            f"{quickstart_tables.language_words(result)} The paper's GPT-2 small, half of its inner blocks' weights "
-            f"pruned, goes from {theirs['adamw'][0]:g} to {theirs['adamw'][1]:g} with AdamW and from "
-            f"{theirs['horst'][0]:g} to {theirs['horst'][1]:g} with HORST."
-        )
-        caption = f"Perplexity of the GPT on held-out files after one-shot pruning; less is better. {SPREAD}"
-        if any(row["optimizer"] == "horst-l1" for row in language):
-            caption += " The option l1, a soft threshold after each step, is not the paper's."
-        tables.append(quickstart_tables.language_table(results).captioned(caption))
-        figures += [
-            Figure(
-                name="language",
-                draw=lambda: quality_against_sparsity([_with_rows(result, language)]),
-                caption=f"The GPT's perplexity against sparsity, on a logarithmic axis. {BAND}",
-                alt="Line chart of held-out perplexity against the share of zeros. " + _curves(language, "perplexity"),
-            ),
-            _weights(
-                "weights", "The GPT's weights before pruning, first seed", result.curves["histograms"]["language"]
-            ),
-        ]
-    if vision:
-        small = {name: paper.TABLE1["DeiT-small"][name][0.9] for name in ("adamw", "horst")}
-        summary.append(
-            f"{quickstart_tables.vision_words(result)} The paper's DeiT-small on ImageNet, at 90% and learning rate "
-            f"0.005, has {small['adamw'][0]:g}% with AdamW and {small['horst'][0]:g}% with HORST."
-        )
-        caption = f"Test accuracy of the ViT trained with AC/DC; more is better. {SPREAD}"
-        tables.append(quickstart_tables.vision_table(results).captioned(caption))
-        points = quickstart_tables.vision_points(result)
-        figures.append(
-            Figure(
-                name="vision",
-                draw=lambda: accuracy_by_rate(vision),
-                caption="The ViT's accuracy by learning rate; each dot is a seed, each stroke their mean.",
-                alt="Dots of test accuracy by learning rate. "
-                + " ".join(f"At {lr:g} HORST is {p:+.1f} points from AdamW." for lr, p in points.items()),
-            )
-        )
-    return Content(summary=summary, tables=tables, figures=figures)
 
 
 def weight_spread(results: Sequence[Result]) -> Content:
@@ -146,45 +86,23 @@ def weight_spread(results: Sequence[Result]) -> Content:
     caption = "Figure 1 (left): the weights of trained networks"
     return Content(
         tables=[spread_table(results).captioned("How the weights of trained networks are spread")],
-        figures=[_weights("", caption, results[0].curves["histograms"])],
+        figures=[weights_figure("", caption, results[0].curves["histograms"])],
     )
 
 
-def accuracy_by_rate(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Accuracy by learning rate: every seed a dot, the mean a bar beneath."""
-    rates = list(dict.fromkeys(row["lr"] for row in rows))
-    names = list(dict.fromkeys(row["optimizer"] for row in rows))
-    figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
-    for i, name in enumerate(names):
-        axes.plot([], [], "o", color=COLOURS[name], alpha=0.7, label=LABELS[name])  # for the legend
-        for j, lr in enumerate(rates):
-            values = finite([percent(row["top1"]) for row in rows if row["optimizer"] == name and row["lr"] == lr])
-            if values:
-                x, colour = j + 0.3 * (i - (len(names) - 1) / 2), COLOURS[name]
-                axes.hlines(statistics.mean(values), x - 0.1, x + 0.1, color=colour, linewidth=2.5)
-                axes.plot([x] * len(values), values, "o", color=colour, alpha=0.7)
-    axes.set_xticks(range(len(rates)), [f"{lr:g}" for lr in rates])
-    axes.set_xlim(-0.5, len(rates) - 0.5)
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(alpha=0.3, axis="y", linewidth=0.5)
-    axes.legend(fontsize=9, loc="lower right")
-    return figure
-
-
-def _perplexities(results: Sequence[Result], method: str) -> Figure:
+def _perplexities(rows: Sequence[Row], method: str) -> Figure:
     """Figure 4, for one way of pruning."""
-    kept = [_with_rows(result, [r for r in result.rows if r["method"] in ("dense", method)]) for result in results]
-    words = _curves([row for result in kept for row in result.rows], "perplexity")
+    kept = [row for row in rows if row["method"] in ("dense", method)]
     return Figure(
         name=method,
         draw=lambda: quality_against_sparsity(kept),
         caption=f"Figure 4: perplexity against sparsity, pruned by {method}, on a logarithmic axis. {BAND}",
-        alt=f"Line chart of validation perplexity against the share of zeros. {words}",
+        alt=f"Line chart of validation perplexity against the share of zeros. {curve_words(kept)}",
     )
 
 
-def _weights(name: str, caption: str, histograms: Mapping[str, Mapping[str, Any]]) -> Figure:
+def weights_figure(name: str, caption: str, histograms: Mapping[str, Row]) -> Figure:
+    """The densities of standardised weights, one curve per optimizer."""
     kurtoses = ", ".join(f"{LABELS.get(key, key)} {histogram['kurtosis']:.1f}" for key, histogram in histograms.items())
     return Figure(
         name=name,
@@ -194,7 +112,7 @@ def _weights(name: str, caption: str, histograms: Mapping[str, Mapping[str, Any]
     )
 
 
-def _phases(runs: Sequence[Mapping[str, Any]]) -> Figure:
+def _phases(runs: Sequence[Row]) -> Figure:
     """What happened on the way to one sparsity."""
     level = f"{runs[0]['sparsity']:.0%}"
     words = []
@@ -253,60 +171,26 @@ def _with_differences(table: Table, changes: Mapping[float, float]) -> Table:
     )
 
 
-def _changes(rows: Sequence[Mapping[str, Any]]) -> dict[float, float]:
-    """By sparsity: HORST's mean perplexity over AdamW's, less one."""
-    means = _means(rows, "perplexity")
-    shared = sorted(set(means.get("adamw", {})) & set(means.get("horst", {})))
-    return {level: means["horst"][level] / means["adamw"][level] - 1 for level in shared}
-
-
 def _at(level: float) -> str:
     return f"at {level:.0%}" if level else "dense"
 
 
-def _vision_words(rows: Sequence[Mapping[str, Any]]) -> str:
+def _vision_words(rows: Sequence[Row]) -> str:
     parts = []
     for lr in sorted({row["lr"] for row in rows}):
-        means = _means([row for row in rows if row["lr"] == lr], "top1")
-        for level in sorted(set(means.get("adamw", {})) & set(means.get("horst", {}))):
-            points = 100 * (means["horst"][level] - means["adamw"][level])
+        for level, (adamw, horst) in pairs([row for row in rows if row["lr"] == lr], "sparsity", "top1").items():
+            points = 100 * (statistics.mean(horst) - statistics.mean(adamw))
             parts.append(f"{points:+.2f} {_at(level)} (learning rate {lr:g})")
     if not parts:
         return "These results do not have numbers of both AdamW and HORST."
     return f"HORST's accuracy less AdamW's, in points: {'; '.join(parts)}."
 
 
-def _means(rows: Sequence[Mapping[str, Any]], quality: str) -> dict[str, dict[float, float]]:
-    """By optimizer and sparsity; of several strengths of one optimizer at a sparsity, the first.
-
-    Nothing where a run broke down.
-    """
-    found: dict[str, dict[float, list[Value]]] = {}
-    strengths: dict[tuple[str, float], str] = {}
-    for row in rows:
-        if strengths.setdefault((row["optimizer"], row["sparsity"]), contender(row)) == contender(row):
-            found.setdefault(row["optimizer"], {}).setdefault(row["sparsity"], []).append(row[quality])
-    return {
-        name: {k: statistics.mean(finite(v)) for k, v in levels.items() if finite(v)} for name, levels in found.items()
-    }
-
-
-def _curves(rows: Sequence[Mapping[str, Any]], quality: str) -> str:
-    """The lines of a figure in words: each one's value at its first and last level."""
+def curve_words(rows: Sequence[Row], quality: str = "perplexity") -> str:
+    """The lines of a figure in words: each one's mean at its first and last level."""
     words = []
     for name, own in by_line(rows).items():
-        (means,) = _means(own, quality).values()
-        if not means:
-            words.append(f"{name} broke down.")
-            continue
-        first, last = min(means), max(means)
-        words.append(f"{name}: {means[first]:.2f} at {first:.0%}, {means[last]:.2f} at {last:.0%}.")
+        means = [(level, statistics.mean(values)) for level, values in by_level(own, quality).items()]
+        ends = ", ".join(f"{mean:.2f} at {level:.0%}" for level, mean in (means[:1] + means[-1:]))
+        words.append(f"{name}: {ends}." if means else f"{name} broke down.")
     return " ".join(words)
-
-
-def _with_rows(result: Result, rows: list[dict[str, Any]]) -> Result:
-    return dataclasses.replace(result, rows=rows)
-
-
-def _in_percent(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{**row, "accuracy in %": percent(row["top1"])} for row in rows]

@@ -1,51 +1,41 @@
-"""Tables 1, 3, 4 and 6: ours, and below an optimizer's row the paper's where it has one."""
+"""Tables 1, 3, 4 and 6, with the paper's numbers below an optimizer's row, and tables of single trainings."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
 from horst.lab.report import paper
 from horst.lab.report.quality_tables import quality_table, zeros_among_all
-from horst.lab.report.runs import LABELS, contender
-from horst.lab.report.tables import Table, from_records, number
+from horst.lab.report.runs import contender
+from horst.lab.report.tables import Table, from_rows, number
 
 
-def one_shot_table(results: Sequence[Result], method: str = "magnitude") -> Table:
-    """Table 6: perplexity by optimizer and sparsity.
-
-    Args:
-        results: Files of one-shot pruning.
-        method: The way of pruning that is shown.
-    """
+def one_shot_table(results: Sequence[Result]) -> Table:
+    """Table 6: perplexity by optimizer and sparsity, pruned by magnitude."""
     theirs = {name: {level: f"{value:.2f}" for level, value in own.items()} for name, own in paper.TABLE6.items()}
-    table = quality_table(results, methods=[method], paper=theirs)
+    table = quality_table(results, methods=["magnitude"], paper=theirs)
     return dataclasses.replace(table, rows=[*table.rows, zeros_among_all(results, table)])
-
-
-def methods_table(results: Sequence[Result]) -> Table:
-    """Perplexity by optimizer, way of pruning and sparsity; what was not measured is left empty."""
-    return quality_table(results)
 
 
 def acdc_table(results: Sequence[Result]) -> Table:
     """Tables 1, 3 and 4: accuracy by optimizer, learning rate and sparsity."""
-    return quality_table(results, show=["lr"])
-
-
-def acdc_comparison(results: Sequence[Result]) -> Table:
-    """Tables 1, 3 and 4 with the paper's numbers."""
     return quality_table(results, show=["lr"], paper=_paper_accuracies(results[0]))
 
 
-def paper_acdc_table(results: Sequence[Result] = ()) -> Table:
-    """The paper's Tables 1 and 3 for DeiT-small, to set ours beside."""
-    small = paper.TABLE1["DeiT-small"]
-    rows = [[LABELS[name], *(f"{mean} ± {deviation}" for mean, deviation in small[name].values())] for name in small]
-    rows.insert(1, ["HAM (one seed)", "", "", str(paper.TABLE3["ham"])])
-    return Table(columns=["the paper, ImageNet, accuracy in %", "70%", "80%", "90%"], rows=rows)
+def digits_table(results: Sequence[Result]) -> Table:
+    """The example ``acdc_digits_vit``: mean accuracy over seeds of both optimizers, one row per learning rate."""
+    rows = results[0].rows
+    names = ("AdamW", "HORST")
+    lines = []
+    for lr in dict.fromkeys(row["lr"] for row in rows):
+        found = [[row["accuracy"] for row in rows if row["lr"] == lr and row["optimizer"] == name] for name in names]
+        lines.append([f"{lr:g}", *(f"{statistics.mean(f):.2%} ± {statistics.pstdev(f):.2%}" for f in found)])
+    zeros = f"{rows[0]['zeros']:,} of {rows[0]['masked_weights']:,} weights zero"
+    return Table(columns=["learning rate", "AdamW", f"HORST, alpha 5 ({zeros} in each run)"], rows=lines)
 
 
 def speed_table(results: Sequence[Result]) -> Table:
@@ -61,16 +51,12 @@ def speed_table(results: Sequence[Result]) -> Table:
 
 def spread_table(results: Sequence[Result]) -> Table:
     """How the standardised weights of a model are spread, one row per model."""
-    return from_records(
-        [
-            {
-                "model": row["model"],
-                "weights": f"{row['weights']:,}",
-                "kurtosis": number(row["kurtosis"], ".1f"),
-                "within 0.1 deviations of zero": number(row["near_zero"], ".2%"),
-            }
-            for row in results[0].rows
-        ]
+    return from_rows(
+        results[0].rows,
+        ("model", "{model}"),
+        ("weights", "{weights:,}"),
+        ("kurtosis", "{kurtosis:.1f}"),
+        ("within 0.1 deviations of zero", "{near_zero:.2%}"),
     )
 
 

@@ -1,0 +1,90 @@
+"""Tables of measured times, and of the first sparse-training runs on CIFAR-10."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horst.lab.experiments.result import Result
+from horst.lab.report.tables import Table, from_rows
+
+_SHAPES = {"gpt2-small": "GPT-2 small", "gpt2-xl": "GPT-2 XL", "flat-1.07e9": "one tensor of 1.07e9"}
+
+
+def gpu_step_table(results: Sequence[Result], *, short: bool = False) -> Table:
+    """Time of a step on a GPU, in a row and alone, against the floor and torch's fused AdamW: one row per optimizer."""
+    kept = ("AdamW fused", "HORST fused (default)")
+    rows = sorted(results[0].rows, key=lambda row: list(_SHAPES).index(row["shapes"]))
+    return from_rows(
+        [row for row in rows if not short or row["optimizer"] in kept],
+        ("model", lambda row: _SHAPES[row["shapes"]]),
+        ("optimizer", "{optimizer}"),
+        ("ms in a row", "{milliseconds:.3f}"),
+        ("x floor", "{times_floor:.2f}"),
+        ("x AdamW fused", "{times_AdamW fused:.2f}"),
+        ("ms alone", "{alone_milliseconds:.3f}"),
+        ("x AdamW fused", "{alone_times_AdamW fused:.2f}"),
+        ("host ms", "{host_milliseconds:.2f}"),
+        ("extra MiB", "{extra_mebibytes:.0f}"),
+    )
+
+
+def cpu_step_table(results: Sequence[Result]) -> Table:
+    """Time of a step on a CPU, against torch's default and fused AdamW: one row per optimizer."""
+    return from_rows(
+        results[0].rows,
+        ("optimizer", "{optimizer}"),
+        ("ms", "{milliseconds:.1f}"),
+        ("x floor", "{times_floor:.2f}"),
+        ("x AdamW (default)", "{times_AdamW (default):.2f}"),
+        ("x AdamW fused", "{times_AdamW fused:.2f}"),
+    )
+
+
+def cifar_table(results: Sequence[Result]) -> Table:
+    """What is pruned, accuracy sparse and dense, training loss, speed: one row per run."""
+    return from_rows(
+        [row for result in results for row in result.rows],
+        ("optimizer", lambda row: "AdamW" if row["optimizer"] == "adamw" else f"HORST, alpha {row['alpha']:g}"),
+        ("lr", "{lr:g}"),
+        ("seed", "{seed}"),
+        ("weights pruned", "{pruned:,} of {masked_weights:,}"),
+        ("accuracy", "{accuracy:.2%}"),
+        ("after the last dense phase", "{dense_phase_accuracy:.2%}"),
+        ("training loss", "{train_loss:.3f}"),
+        ("images per second", "{images_per_second:,.0f}"),
+    )
+
+
+def selection_table(results: Sequence[Result]) -> Table:
+    """Selection beside torch.kthvalue: one row per tensor."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "selection"],
+        ("weights", "{weights:,}"),
+        ("dtype", "{dtype}"),
+        ("content", "{content}"),
+        ("selection ms", lambda row: f"{1e3 * row['select_s']:.1f}"),
+        ("kthvalue ms", lambda row: f"{1e3 * row['kthvalue_s']:.0f}"),
+        ("times faster", "{kthvalue_over_select:.0f}"),
+        ("extra memory", "{extra_bytes_share:.1%}"),
+    )
+
+
+def mask_overhead_table(results: Sequence[Result]) -> Table:
+    """The training step with masks beside the step without: one row per phase."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "deit_small step"],
+        ("DeiT-small, batch 1024", "{masks}"),
+        ("ms per step", lambda row: f"{1e3 * row['step_s']:.2f}"),
+        ("overhead", "{overhead:+.2%}"),
+    )
+
+
+def pruning_speed_table(results: Sequence[Result]) -> Table:
+    """Seconds of pruning and the device's peak memory: one row per method and place of the model."""
+    return from_rows(
+        results[0].rows,
+        ("GPT-2 small, 128 x 512 tokens", "{what}"),
+        ("model on the", "{model_on}"),
+        ("seconds", "{seconds:.2f}"),
+        ("peak MiB on the device", lambda row: f"{row['peak_bytes'] / 2**20:,.0f}"),
+    )
