@@ -108,7 +108,7 @@ def by_level(rows: Sequence[Row], quality: str) -> dict[float, list[float]]:
 def pairs(
     rows: Sequence[Row], by: str, quality: str, other: str = "horst"
 ) -> dict[float, tuple[list[float], list[float]]]:
-    """Numbers of AdamW and of another optimizer, for the seeds that both have and with which none broke down.
+    """Numbers of AdamW and of another optimizer, for the seeds that both have. A run that broke down drops its value.
 
     Args:
         rows: Rows of results.
@@ -121,10 +121,11 @@ def pairs(
         sides: list[dict[int, float]] = []
         for name in ("adamw", other):
             own = [row for row in rows if row[by] == value and row["optimizer"] == name]
-            own = [row for row in own if contender(row) == contender(own[0]) and finite([row[quality]])]
-            sides.append({row["seed"]: row[quality] for row in own})
-        if seeds := sorted(sides[0].keys() & sides[1].keys()):
-            found[value] = ([sides[0][seed] for seed in seeds], [sides[1][seed] for seed in seeds])
+            sides.append({row["seed"]: row[quality] for row in own if contender(row) == contender(own[0])})
+        seeds = sorted(sides[0].keys() & sides[1].keys())
+        adamw, others = ([side[seed] for seed in seeds] for side in sides)
+        if seeds and len(finite(adamw + others)) == 2 * len(seeds):
+            found[value] = (adamw, others)
     return found
 
 
