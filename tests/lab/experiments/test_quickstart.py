@@ -14,6 +14,7 @@ from horst.lab.experiments import quickstart
 from horst.lab.experiments.quickstart import Config, is_partial, run
 from horst.lab.experiments.result import Result
 from horst.lab.report import html, quickstart_tables
+from horst.lab.training import torch_settings
 from horst.lab.training.run import Run
 
 
@@ -84,7 +85,7 @@ def test_it_takes_half_of_the_cores_at_most_and_gives_the_threads_back(monkeypat
     before = torch.get_num_threads()
     torch.set_num_threads(quickstart.THREADS + 3)
     try:
-        with quickstart._few_threads():
+        with torch_settings.threads(quickstart._thread_count()):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == quickstart.THREADS + 3
     finally:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from horst.kernels.horst_step.reference import ham_step_reference, horst_step_reference
-from horst.lab.models.diagonal import factor_gradients, product
 from horst.operators import (
     L1,
     Adam,
@@ -122,7 +121,10 @@ class AlternatingMethod(Method):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiagonalMethod(Method):
-    """An operator run on the factors of a diagonal network whose product is theta (Figure 1, right).
+    r"""An operator run on the factors of a diagonal network: Figure 1 (right) and the proof of Theorem 4.7.
+
+    :math:`f(x) = \langle \theta, x \rangle` with :math:`\theta = w_1 \odot \dots \odot w_L`. Gradient flow on the
+    factors, started balanced, is mirror flow on :math:`\theta`: for L = 2 with the entropy.
 
     Args:
         operator: Elementwise operator that steps every factor.
@@ -152,7 +154,25 @@ class DiagonalMethod(Method):
         rate = lr.unsqueeze(-1) if isinstance(lr, Tensor) else lr
         direction, memory = self.operator.update(factors, factor_gradients(factors, g), memory)
         factors = factors - rate * direction
-        return product(factors), {"factors": factors, **memory}
+        return factors.prod(-2), {"factors": factors, **memory}
+
+
+def factor_gradients(factors: Tensor, g: Tensor) -> Tensor:
+    r"""The gradient in every factor from the gradient in theta: :math:`\partial_{w_i} = g \odot \prod_{j \ne i} w_j`.
+
+    Args:
+        factors: Factors, ``(..., depth, features)``.
+        g: Gradient in theta, ``(..., features)``.
+
+    Example:
+        >>> factor_gradients(torch.tensor([[2.0], [3.0]]), torch.tensor([10.0]))
+        tensor([[30.],
+                [20.]])
+    """
+    depth = factors.shape[-2]
+    # Not theta / w_i: a factor may be zero.
+    others = [torch.cat([factors[..., :i, :], factors[..., i + 1 :, :]], dim=-2).prod(-2) for i in range(depth)]
+    return g.unsqueeze(-2) * torch.stack(others, dim=-2)
 
 
 def methods_by_name(*, gamma: float = 1e-3, horst_alpha: float = 5.0, ham_alpha: float = 200.0) -> dict[str, Method]:

@@ -35,6 +35,7 @@ from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.lab.training import Interrupted, LoopConfig, World, processes
+from horst.lab.training.torch_settings import threads
 
 NAME = "quickstart"
 LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST with l1"}
@@ -169,7 +170,7 @@ def _body(
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {"language": {}, "vision": {}}
     done = 0
-    with processes("cpu") as world, _few_threads():
+    with processes("cpu") as world, threads(_thread_count()):
         data = config.unfinished / f"python-{platform.python_version()}"
         runs, notes = list(_runs(config, data)), _notes(config, data)
         for note in (*notes, f"{len(runs)} runs follow."):
@@ -279,14 +280,8 @@ def _write_text(folder: pathlib.Path) -> None:
     write_token_files(texts(), folder, tokenizer="bytes")
 
 
-@contextlib.contextmanager
-def _few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, THREADS, (os.cpu_count() or 1) // 2)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _thread_count() -> int:
+    return max(1, min(torch.get_num_threads(), THREADS, (os.cpu_count() or 1) // 2))
 
 
 def _size(model: nn.Module) -> int:

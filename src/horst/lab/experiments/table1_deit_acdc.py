@@ -17,9 +17,9 @@ from horst.lab.experiments.outcomes import broken_down, load_or_run
 from horst.lab.experiments.result import Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig, in_words, run_identity, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_histogram
-from horst.lab.experiments.whole import whole_tensor
 from horst.lab.fields import option
 from horst.lab.training import NonFiniteLoss, World, processes
+from horst.lab.training.distributed import whole_tensor
 from horst.sparsity.masks import check_sparsity
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from horst.extras import load_extra
 from horst.lab.fields import option
 from horst.lab.kernels.short_attention import MAX_HEAD_WIDTH, MAX_TOKENS, short_attention
-from horst.lab.models.gelu import GELU
-from horst.lab.models.residual import AutocastPrecision, Residual
+from horst.lab.models.half_precision import GELU, AutocastPrecision, Residual
 
 Attention = Literal["fused", "matmul", "short"]
 

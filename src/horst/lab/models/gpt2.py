@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from horst.lab.fields import option
-from horst.lab.models.gelu import GELU
+from horst.lab.models.half_precision import GELU, AutocastPrecision, Residual
 from horst.lab.models.linear_cross_entropy import linear_cross_entropy
-from horst.lab.models.residual import AutocastPrecision, Residual
 
 LAYER_NORM_EPS = 1e-5
 _GELU: dict[str, Callable[[], nn.Module]] = {"exact": GELU, "tanh": functools.partial(nn.GELU, approximate="tanh")}

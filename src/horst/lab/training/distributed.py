@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from horst.parameters.kinds import block_prefixes
 
@@ -38,6 +38,7 @@ __all__ = [
     "processes",
     "rank",
     "reshard",
+    "whole_tensor",
     "world_size",
 ]
 
@@ -153,6 +154,12 @@ def _is_fsdp(module: nn.Module) -> TypeGuard[FSDPModule]:
     # Where nobody has imported FSDP2, no module can be one, and importing it takes seconds.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """``tensor`` itself, or all parts of one that is cut over the ranks; every rank must ask."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 @contextlib.contextmanager

@@ -40,11 +40,11 @@ import pathlib
 from torch.optim import Optimizer
 
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.determinism import deterministic_algorithms
 from horst.lab.training.interruption import Interrupted, StopRequest
 from horst.lab.training.lr_schedules import Constant, LRSchedule
 from horst.lab.training.run import Run, TrainResult
 from horst.lab.training.task import Task
+from horst.lab.training.torch_settings import deterministic_algorithms
 from horst.sparsity import Sparsifier
 
 __all__ = ["train"]

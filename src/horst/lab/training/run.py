@@ -18,7 +18,7 @@ from horst.lab import fields
 from horst.lab.training import checkpoint
 from horst.lab.training.averages import ExponentialAverage
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.distributed import on_every_rank, rank, reshard, world_size
+from horst.lab.training.distributed import on_every_rank, rank, reshard, whole_tensor, world_size
 from horst.lab.training.interruption import AgreedStop, StopRequest
 from horst.lab.training.lr_schedules import LRSchedule, set_learning_rate
 from horst.lab.training.metrics import MetricsLog
@@ -242,7 +242,7 @@ class Run:
         self.loss_steps = 0
         numbers: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
         if self.gradient_norm is not None:
-            numbers["gradient_norm"] = float(_whole(self.gradient_norm))
+            numbers["gradient_norm"] = float(whole_tensor(self.gradient_norm))  # over all ranks
         if self.sparsifier is not None:
             numbers["sparsity"] = self.sparsifier.current_sparsity
         numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
@@ -331,8 +331,3 @@ class Run:
             f"{what} at step {self.step}; all was finite until step {since}. {good}. Lower the learning rate (or "
             "HORST's alpha), clip the gradient, or warm up for longer, in a new directory."
         )
-
-
-def _whole(norm: Tensor) -> Tensor:
-    """A norm over all ranks: of sharded gradients it is a DTensor, whose sum is yet to be made."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
