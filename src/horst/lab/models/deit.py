@@ -86,30 +86,10 @@ class DeiTConfig:
                 f"{self.tokens} and {self.width // self.heads}. Use 'fused'."
             )
 
-    @classmethod
-    def named(cls, name: str, **changes: Any) -> DeiTConfig:
-        """The config of one of timm's DeiT models, with fields changed if wanted.
-
-        Example:
-            >>> DeiTConfig.named("deit_base_patch16_224", classes=10).width
-            768
-        """
-        if name not in DEIT:
-            raise ValueError(f"no DeiT is called {name!r}. There are: {', '.join(DEIT)}.")
-        return dataclasses.replace(DEIT[name], **changes)
-
     @property
     def tokens(self) -> int:
         """How many the transformer sees: patches, and the class token."""
         return (self.image_size // self.patch_size) ** 2 + self.class_token
-
-
-DEIT = {
-    "deit_tiny_patch16_224": DeiTConfig(width=192, heads=3),
-    "deit_small_patch16_224": DeiTConfig(width=384, heads=6),
-    "deit_base_patch16_224": DeiTConfig(width=768, heads=12),
-    "deit_base_patch16_384": DeiTConfig(width=768, heads=12, image_size=384),
-}
 
 
 def build_deit(config: DeiTConfig) -> nn.Module:

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from horst.files import crc32, flush, read_json
-from horst.lab.training.distributed import on_every_rank, rank, world_size
-from horst.lab.training.random_state import random_state, set_random_state
+from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, world_size
+from horst.lab.training.run_state import random_state, set_random_state
 from horst.lab.training.tensor_files import METADATA, read_tensors, write_tensors
 
 __all__ = ["CheckpointError", "complete", "latest", "load", "restore_random_state", "save", "why_not_written"]
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1  # raised when the meaning of a file changes
 _INDEX = "checkpoint.json"
-_KEYS = ("step", "torch", "fingerprint", "state", "files")  # of the index; "checksum" came later
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSOR = "$tensor"
 
@@ -59,19 +58,15 @@ def complete(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
 
 def latest(directory: str | os.PathLike[str]) -> pathlib.Path | None:
     """The newest complete checkpoint in ``directory``, as rank 0 sees it; None if there is none."""
-    directory = pathlib.Path(directory)
+    return on_rank_0(lambda: _latest(pathlib.Path(directory)))
 
-    def look() -> str | None:
-        if rank() > 0:
-            return None
-        newest = complete(directory)[-1:]
-        for path in _folders(directory):
-            if not newest or _step_of(path) > _step_of(newest[0]):
-                logger.warning("%s has no %s and is passed over; a whole one will replace it.", path, _INDEX)
-        return newest[0].name if newest else None
 
-    name = on_every_rank(look)[0]
-    return None if name is None else directory / name
+def _latest(directory: pathlib.Path) -> pathlib.Path | None:
+    newest = complete(directory)[-1:]
+    for path in _folders(directory):
+        if not newest or _step_of(path) > _step_of(newest[0]):
+            logger.warning("%s has no %s and is passed over; a whole one will replace it.", path, _INDEX)
+    return newest[0] if newest else None
 
 
 def save(
@@ -108,11 +103,11 @@ def save(
     plain = _split(state, "", tensors)
     index = {"format": FORMAT, "step": step, "torch": torch.__version__, "fingerprint": fingerprint, "state": plain}
     try:
-        on_every_rank(lambda: _make_empty(temporary, final) if rank() == 0 else None)
+        on_rank_0(lambda: _make_empty(temporary, final))
         write_tensors(temporary, tensors)
         parts = on_every_rank(lambda: _finish_files(temporary))
         index["files"] = {name: entry for part in parts for name, entry in part.items()}
-        on_every_rank(lambda: _publish(temporary, final, index) if rank() == 0 else None)
+        on_rank_0(lambda: _publish(temporary, final, index))
     except (OSError, RuntimeError) as error:
         needed = sum(t.nbytes for t in tensors.values())
         message = why_not_written(f"the checkpoint of step {step}", directory, error, needed)
@@ -289,9 +284,9 @@ def _delete_all_before(oldest: pathlib.Path) -> None:
 
 
 def _checksum_of_index(index: Mapping[str, Any]) -> int:
-    """Of all but the checksum itself, as it is when it has been written and read."""
-    body = json.loads(json.dumps({key: value for key, value in index.items() if key != "checksum"}))
-    return zlib.crc32(json.dumps(body).encode())
+    """A checksum over all other entries, as they are when they have been written and read."""
+    others = json.loads(json.dumps({key: value for key, value in index.items() if key != "checksum"}))
+    return zlib.crc32(json.dumps(others).encode())
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -313,9 +308,7 @@ def _read_index(path: pathlib.Path) -> dict[str, Any]:
         raise _corrupt(path, f"{_INDEX} cannot be read ({error})") from error
     if version != FORMAT:
         raise CheckpointError(f"{path} has format {version}; this version of horst reads format {FORMAT}.")
-    if missing := [key for key in _KEYS if key not in index]:
-        raise _corrupt(path, f"{_INDEX} has no {', '.join(missing)}")
-    if "checksum" in index and index["checksum"] != _checksum_of_index(index):
+    if index.get("checksum") != _checksum_of_index(index):
         raise _corrupt(path, f"the checksum of {_INDEX} is wrong")
     if _NAME.fullmatch(path.name) and index["step"] != _step_of(path):
         raise _corrupt(path, f"its {_INDEX} is of step {index['step']}")

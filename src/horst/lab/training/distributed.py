@@ -1,12 +1,6 @@
 """Many processes: ``torchrun`` on any number of hosts, with DDP or FSDP2, gloo or NCCL.
 
-Every function here also works in one process without a process group, where it does next to nothing::
-
-    with processes() as world:                       # reads torchrun's environment variables
-        model = parallelize(GPT2(), "fsdp", world.device)
-        optimizer = HORST(model.parameters(), lr=1e-3)
-        ...
-
+Every function here also works in one process without a process group, where it does next to nothing.
 Under DDP the model stays as it is, and the loop wraps the computation of its loss: gradients are averaged, so equal
 weights stay equal. FSDP2 cuts every parameter over the ranks, in place; the optimizer is made after that.
 """
@@ -34,6 +28,7 @@ __all__ = [
     "gradients_reduced",
     "is_sharded",
     "on_every_rank",
+    "on_rank_0",
     "parallelize",
     "processes",
     "rank",
@@ -214,3 +209,9 @@ def on_every_rank(action: Callable[[], T]) -> list[T]:
         if failure is not None:
             raise RuntimeError(f"rank {number} failed: {failure}")
     return [value for value, _ in outcomes]
+
+
+def on_rank_0(action: Callable[[], T]) -> T:
+    """Run ``action`` on rank 0 alone; every rank gets what it returns, or its error."""
+    found: T = on_every_rank(lambda: action() if rank() == 0 else None)[0]  # type: ignore[assignment]
+    return found

@@ -1,28 +1,5 @@
 """The one training loop, for language and vision, from a laptop to many machines.
 
-::
-
-    with processes() as world:                                       # alone, or as torchrun started it
-        model = parallelize(GPT2(), "ddp", world.device)             # or "fsdp"
-        optimizer = HORST(param_groups(model, weight_decay=0.1), lr=1e-3, betas=(0.9, 0.95))
-        task = Task(
-            model=model,
-            loss=lambda model, tokens, targets: model.loss(tokens, targets),
-            train=TokenBatches("train.bin", batch_size=128, context=512, rank=world.rank, world=world.size),
-            evaluate=lambda model: perplexity(model, evaluation_batches("validation.bin", context=512, batch_size=64)),
-            unit="tokens",
-            units_per_row=512,
-        )
-        result = train(
-            task,
-            optimizer,
-            LoopConfig(clip_norm=1.0, eval_every=1000),
-            steps=25_000,
-            schedule=OneCycle(warmup_steps=3000),
-            directory="runs/gpt2",
-        )
-    print(result.metrics["perplexity"])
-
 Run again after anything that stopped it, and it goes on from the last checkpoint in ``directory``; on a CPU (and on
 one GPU with ``deterministic=True``) the weights and metrics are those of the run that was never stopped, bit for bit.
 

@@ -7,11 +7,12 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from horst.extras import load_extra
 
-__all__ = ["ProgressBar", "Stopwatch", "compact", "duration"]
+__all__ = ["ProgressBar", "Stopwatch", "compact"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class ProgressBar:
 
     def update(self, step: int, loss: float, rate: float, seconds_left: float) -> None:
         """Show the state after ``step`` steps."""
-        numbers = f"loss {loss:.4f}, {compact(rate)} {self.unit}/s, {duration(seconds_left)} left"
+        numbers = f"loss {loss:.4f}, {compact(rate)} {self.unit}/s, {timedelta(seconds=round(seconds_left))} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=numbers)
         elif self.shown:
@@ -126,17 +127,6 @@ def _make_bar() -> Any:
     return rich.Progress(*columns, console=console.Console(stderr=True))
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    Example:
-        >>> duration(3725.4)
-        '1:02:05'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
 def compact(number: float) -> str:
     """Three digits and a letter.
 
@@ -144,11 +134,7 @@ def compact(number: float) -> str:
         >>> compact(612_345.0), compact(7.0)
         ('612 k', '7.00')
     """
-    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{_three_digits(number / size)}{letter}"
-    return _three_digits(number)
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
+    units = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
+    size, letter = next((unit for unit in units if number >= unit[0]), (1.0, ""))
+    number /= size
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}{letter}"

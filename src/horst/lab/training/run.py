@@ -18,14 +18,13 @@ from horst.lab import fields
 from horst.lab.training import checkpoint
 from horst.lab.training.averages import ExponentialAverage
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.distributed import on_every_rank, rank, reshard, whole_tensor, world_size
+from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, reshard, whole_tensor, world_size
 from horst.lab.training.interruption import AgreedStop, StopRequest
 from horst.lab.training.lr_schedules import LRSchedule, set_learning_rate
 from horst.lab.training.metrics import MetricsLog
-from horst.lab.training.objective import Objective
 from horst.lab.training.progress import ProgressBar, Stopwatch
 from horst.lab.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
-from horst.lab.training.task import Task
+from horst.lab.training.task import Objective, Task
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import local_shard, sum_over_ranks
 from horst.sparsity import IMP, Sparsifier
@@ -114,7 +113,7 @@ class Run:
 
     def begin(self, stack: contextlib.ExitStack) -> None:
         """Lock the directory, load the last checkpoint if there is one; open the metrics, the bar."""
-        on_every_rank(lambda: stack.enter_context(locked(self.directory)) if rank() == 0 else None)
+        on_rank_0(lambda: stack.enter_context(locked(self.directory)))
         position = 0
         if (path := checkpoint.latest(self.directory / "checkpoints")) is not None:
             position = self._resume(path)
@@ -155,7 +154,7 @@ class Run:
         self.evaluated_at, self.evaluation = saved["evaluated_at"], saved["evaluation"]
         self.loss_sum.copy_(saved["loss_sum"])
         self.loss_steps = saved["loss_steps"]
-        self.speed.add(saved.get("seconds", 0.0))  # checkpoints of earlier versions do not know
+        self.speed.add(saved["seconds"])
         checkpoint.restore_random_state(path)
         position: int = saved["metrics_position"]
         return position
