@@ -25,8 +25,8 @@ def test_the_teacher_separates_the_data_and_is_sparse(data):
 
 
 def test_a_seed_gives_its_own_data_whatever_stands_beside_it(data):
-    assert_close(sparse_teacher_data((1,)).x[0], data.x[1])
-    assert_close(sparse_teacher_data((1,), dtype=torch.float32).x[0].double(), data.x[1], rtol=1e-6, atol=1e-6)
+    assert_close(sparse_teacher_data((1,)).z[0], data.z[1])
+    assert_close(sparse_teacher_data((1,), dtype=torch.float32).z[0].double(), data.z[1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

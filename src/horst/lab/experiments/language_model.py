@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.baselines.spred import merge_factors
-from horst.lab.data.token_batches import EvaluationBatch, TokenBatches, evaluation_batches
+from horst.lab.data.token_batches import TokenBatches, evaluation_batches
 from horst.lab.experiments import identity
 from horst.lab.fields import option
 from horst.lab.models.gpt2 import GPT2, GPT2Config
@@ -115,7 +115,8 @@ def train_language_model(
         directory=directory,
     )
     merge_factors(model)
-    if is_sharded(model):  # pruning and counting need whole tensors
+    cut: bool = is_sharded(model)
+    if cut:  # pruning and counting need whole tensors
         weights = {name: whole_tensor(tensor) for name, tensor in model.state_dict().items()}
         model = GPT2(config.model).to(world.device)
         model.load_state_dict(weights)
@@ -133,7 +134,7 @@ def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: Wor
     return perplexity(model, batches, precision=config.loop.precision)
 
 
-def _validation(config: LanguageConfig, world: World) -> Iterator[EvaluationBatch]:
+def _validation(config: LanguageConfig, world: World) -> Iterator[tuple[Tensor, Tensor]]:
     # A beginning of the file is the same text on any number of processes; the whole file is in any case.
     shares = world.size if config.eval_batches is None else 1
     return evaluation_batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -100,21 +100,9 @@ class AlternatingMethod(Method):
         """One step of the paper's algorithm, without weight decay: it would bound theta and hide the direction."""
         step = state["step"] + 1
         reference = horst_step_reference if self.along == "adam" else ham_step_reference
-        theta, m, v = reference(
-            theta,
-            g,
-            state["m"],
-            state["v"],
-            float(step),
-            lr=lr,
-            beta1=0.9,
-            beta2=0.999,
-            eps=1e-8,
-            weight_decay=0.0,
-            alpha=self.alpha,
-            beta=0.0,
-            max_exponent=self.max_exponent,
-        )
+        own: dict[str, Any] = {"alpha": self.alpha, "beta": 0.0, "max_exponent": self.max_exponent}
+        adamw: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+        theta, m, v = reference(theta, g, state["m"], state["v"], float(step), lr=lr, **adamw, **own)
         return theta, {"m": m, "v": v, "step": step}
 
 

@@ -127,14 +127,16 @@ _TABLE3: dict[str, Any] = {"optimizers": ("adamw", "ham", "horst"), "sparsities"
 _TABLE4: dict[str, Any] = {"sparsities": (0.7,), "seeds": (0,), "directory": pathlib.Path("runs/table4")}
 
 
+def _paper(about: str, run: Callable[[Any], Result], config: Callable[[], Any]) -> Recipe:
+    return Recipe(about=about, run=run, scales={"paper": config})
+
+
 def _module(module: Any) -> Recipe:
-    about = str(module.__doc__).split("\n")[0].rstrip(".")
-    return Recipe(about=about, run=module.run, scales={"paper": module.Config})
+    return _paper(str(module.__doc__).split("\n")[0].rstrip("."), module.run, module.Config)
 
 
 def _profiles(about: str, name: str, *methods: str) -> Recipe:
-    run = partial(toy_figures.run_profiles, name=name)
-    return Recipe(about=about, run=run, scales={"paper": partial(toy_suite.Config, methods=methods)})
+    return _paper(about, partial(toy_figures.run_profiles, name=name), partial(toy_suite.Config, methods=methods))
 
 
 RECIPES: dict[str, Recipe] = {
@@ -229,16 +231,14 @@ RECIPES: dict[str, Recipe] = {
         sparsities_in_one_run=True,
     ),
     "figure1_left": _module(figure1_weight_spread),
-    "figure1_right": Recipe(
-        about="Figure 1 (right): a diagonal network <u * v, x>. Gradient descent finds the sparse features, Adam "
-        "spreads out",
-        run=toy_figures.run_diagonal,
-        scales={"paper": toy_figures.DiagonalConfig},
+    "figure1_right": _paper(
+        "Figure 1 (right): a diagonal network <u * v, x>. Gradient descent finds the sparse features, Adam spreads out",
+        toy_figures.run_diagonal,
+        toy_figures.DiagonalConfig,
     ),
     "figure2": _module(figure2_dichotomy),
     "figure3_right": _profiles(
-        "Figure 3 (right): the order of composition. Exp-Adam, a mirror after Adam, against Adam-Exp, a mirror before "
-        "it",
+        "Figure 3 (right): the order of composition. Exp-Adam, a mirror after Adam, against Adam-Exp, one before it",
         "figure3_composition_order",
         *("adam", "exp_adam", "adam_exp"),
     ),
@@ -252,11 +252,10 @@ RECIPES: dict[str, Recipe] = {
         "figure6_mirror_maps",
         *("hyperbolic", "cosh"),
     ),
-    "figure7": Recipe(
-        about="Figure 7: the loss over time. SignSGD (a), and the cosh entropy over Appendix D's sweep of learning "
-        "rates (b)",
-        run=toy_figures.run_loss_curves,
-        scales={"paper": toy_figures.LossCurvesConfig},
+    "figure7": _paper(
+        "Figure 7: the loss over time. SignSGD (a), and the cosh entropy over Appendix D's learning rates (b)",
+        toy_figures.run_loss_curves,
+        toy_figures.LossCurvesConfig,
     ),
     "theorem4_7": _module(theorem4_7_implicit_bias),
     "toy_suite": _module(toy_suite),

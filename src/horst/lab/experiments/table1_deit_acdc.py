@@ -14,7 +14,7 @@ from typing import Any
 
 from horst.lab.baselines.contenders import Name
 from horst.lab.experiments.outcomes import broken_down, load_or_run
-from horst.lab.experiments.result import Origin, Result, run_and_record
+from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig, in_words, run_identity, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_histogram
 from horst.lab.fields import option
@@ -59,9 +59,7 @@ def run(config: Config, name: str = "table1_deit_acdc") -> Result:
         return run_and_record(name, config, body, str(world.device), origins, in_words(config.run))
 
 
-def _body(
-    config: Config, world: World, origins: list[Origin]
-) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _body(config: Config, world: World, origins: list[Origin]) -> Found:
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {}
     phases: list[dict[str, Any]] = []

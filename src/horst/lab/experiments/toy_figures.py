@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
+import torch
+
 from horst.lab.data.separable import SeparableData
 from horst.lab.experiments import toy_suite
 from horst.lab.experiments.methods import DiagonalMethod
@@ -31,9 +33,15 @@ def run_profiles(config: toy_suite.Config, name: str) -> Result:
 
 
 def _profiles(name: str, data: SeparableData, trajectories: dict[str, toy_suite.Trajectory]) -> Found:
+    """Summary rows, and every final classifier scaled to largest magnitude 1: mean and spread over seeds."""
     rows = toy_suite.summary_rows(trajectories, data, toy_suite.solve_max_margins(data))
-    curves = {"profiles": toy_suite.profiles(trajectories), "support": int(data.support.sum())}
-    return rows, curves, [_NOTES[name]]
+    profiles = {}
+    for key, trajectory in trajectories.items():
+        theta = trajectory.thetas[-1, :, trajectory.best_rate]
+        scaled = theta / theta.abs().amax(-1, keepdim=True)
+        spread = scaled.std(0, correction=1) if len(scaled) > 1 else torch.zeros_like(scaled[0])
+        profiles[key] = {"label": trajectory.method.label, "mean": scaled.mean(0).tolist(), "std": spread.tolist()}
+    return rows, {"profiles": profiles, "support": int(data.support.sum())}, [_NOTES[name]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -225,17 +225,6 @@ def summary_rows(
     return rows
 
 
-def profiles(trajectories: dict[str, Trajectory]) -> dict[str, Any]:
-    """The final classifier of every method, scaled to largest magnitude 1: mean and spread over seeds, by feature."""
-    curves: dict[str, Any] = {}
-    for name, trajectory in trajectories.items():
-        theta = trajectory.thetas[-1, :, trajectory.best_rate]
-        scaled = theta / theta.abs().amax(-1, keepdim=True)
-        spread = scaled.std(0, correction=1) if len(scaled) > 1 else torch.zeros_like(scaled[0])
-        curves[name] = {"label": trajectory.method.label, "mean": scaled.mean(0).tolist(), "std": spread.tolist()}
-    return curves
-
-
 @recorded("toy_suite")
 def run(config: Config) -> Found:
     """The table over all methods, and the angles and norm ratios over time."""

@@ -26,11 +26,8 @@ LAYER_NORM_EPS = 1e-5
 _END_OF_TEXT = 50256
 _GELU: dict[str, Callable[[], nn.Module]] = {"exact": GELU, "tanh": functools.partial(nn.GELU, approximate="tanh")}
 _ATTENTION_WITH_CUDNN_FIRST = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,6 @@ from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, world
 from horst.lab.training.run_state import random_state, set_random_state
 from horst.lab.training.tensor_files import METADATA, read_tensors, write_tensors
 
-__all__ = ["CheckpointError", "complete", "latest", "load", "restore_random_state", "save", "why_not_written"]
-
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # raised when the meaning of a file changes
@@ -193,14 +191,10 @@ def why_not_written(what: str, directory: str | os.PathLike[str], error: Excepti
 def _free_bytes(directory: pathlib.Path) -> int | None:
     """Room where ``directory`` is or would be made; None where the system does not say."""
     directory = directory.absolute()
-    for place in (directory, *directory.parents):
-        try:
-            return shutil.disk_usage(place).free
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            break
-    return None
+    try:
+        return shutil.disk_usage(next(place for place in (directory, *directory.parents) if place.is_dir())).free
+    except OSError:
+        return None
 
 
 def _folders(directory: pathlib.Path) -> list[pathlib.Path]:

@@ -23,20 +23,6 @@ from horst.parameters.kinds import block_prefixes
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = [
-    "World",
-    "gradients_reduced",
-    "is_sharded",
-    "on_every_rank",
-    "on_rank_0",
-    "parallelize",
-    "processes",
-    "rank",
-    "reshard",
-    "whole_tensor",
-    "world_size",
-]
-
 T = TypeVar("T")
 
 
@@ -140,12 +126,8 @@ def _is_block(name: str, prefixes: tuple[str, ...]) -> bool:
     return last.isdigit() and (f"{parent}." if parent else "") in prefixes
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP2 has cut the model's parameters."""
-    return _is_fsdp(model)
-
-
-def _is_fsdp(module: nn.Module) -> TypeGuard[FSDPModule]:
+def is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Whether FSDP2 has cut the module's parameters."""
     # Where nobody has imported FSDP2, no module can be one, and importing it takes seconds.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
@@ -157,30 +139,13 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return whole
 
 
-@contextlib.contextmanager
-def gradients_reduced(model: nn.Module, reduced: bool) -> Iterator[None]:
-    """Forward and backward passes inside reduce gradients over ranks, or only add them up: for accumulation.
-
-    Args:
-        model: Model wrapped by DDP or cut by FSDP2; any other is left alone.
-    """
-    if _is_fsdp(model):
-        model.set_requires_gradient_sync(reduced)
-        yield
-    elif isinstance(model, nn.parallel.DistributedDataParallel) and not reduced:
-        with model.no_sync():
-            yield
-    else:
-        yield
-
-
 def reshard(model: nn.Module) -> None:
     """Drop the gathered parameters that FSDP2 keeps after a forward pass without a backward one.
 
     Whoever changes weights between two evaluations would otherwise see the old ones in the second.
     """
     for module in model.modules():
-        if _is_fsdp(module):
+        if is_sharded(module):
             module.reshard()
 
 

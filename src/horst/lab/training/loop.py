@@ -24,8 +24,6 @@ from horst.lab.training.task import Task
 from horst.lab.training.torch_settings import deterministic_algorithms
 from horst.sparsity import Sparsifier
 
-__all__ = ["train"]
-
 
 def train(
     task: Task,

@@ -12,8 +12,6 @@ from typing import Any
 
 from horst.extras import load_extra
 
-__all__ = ["ProgressBar", "Stopwatch", "compact"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -73,7 +71,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._began = self._lap_began = time.perf_counter()
         self._lap_units = 0
-        self._total: tuple[int, float] | None = None
+        self._laps, self._units, self._seconds = 0, 0, 0.0  # units and seconds without those of the first lap
 
     def start(self) -> None:
         """The first lap begins now."""
@@ -91,7 +89,7 @@ class Stopwatch:
     @property
     def rate(self) -> float | None:
         """Over all laps but the first, which holds the compilation; None before the second."""
-        return self._total[0] / self._total[1] if self._total is not None and self._total[1] > 0 else None
+        return self._units / self._seconds if self._seconds > 0 else None
 
     def count(self, units: int) -> None:
         """Note ``units`` as done."""
@@ -110,10 +108,9 @@ class Stopwatch:
         """End a lap of ``steps``: its units per second, its seconds per step."""
         now = time.perf_counter()
         seconds, units = max(now - self._lap_began, 1e-9), self._lap_units
-        if self._total is None:
-            self._total = 0, 0.0
-        else:
-            self._total = self._total[0] + units, self._total[1] + seconds
+        if self._laps:
+            self._units, self._seconds = self._units + units, self._seconds + seconds
+        self._laps += 1
         self._lap_began, self._lap_units = now, 0
         return units / seconds, seconds / max(steps, 1)
 

@@ -30,8 +30,6 @@ from horst.parameters.sharding import local_shard, sum_over_ranks
 from horst.sparsity import IMP, Sparsifier
 from horst.sparsity.controller import Event
 
-__all__ = ["NonFiniteLoss", "Run", "TrainResult"]
-
 T = TypeVar("T")
 
 
@@ -173,7 +171,10 @@ class Run:
                 f"accumulate={parts} must divide the rows of each rank's batch, which has {len(inputs)}. "
                 "Choose another number, or another batch size."
             )
-        set_learning_rate(self.optimizer, self._learning_rate_factor())
+        step, steps = self.step, self.steps
+        if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
+            step, steps = self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round
+        set_learning_rate(self.optimizer, self.schedule.factor(step, steps))
         inputs, targets = (x.to(self.device, non_blocking=True) for x in (inputs, targets))
         pieces = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
         for i, (x, y) in enumerate(pieces, 1):
@@ -193,11 +194,6 @@ class Run:
         self.speed.count(len(inputs) * self.task.units_per_row * world_size())
         if event is not None:
             self._note_event(event)
-
-    def _learning_rate_factor(self) -> float:
-        if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
-            return self.schedule.factor(self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round)
-        return self.schedule.factor(self.step, self.steps)
 
     def _note_event(self, event: Event) -> None:
         if world_size() > 1 and self.sparsifier is not None and not self.sparsifier.is_sharded:

@@ -14,16 +14,6 @@ from torch.optim import Optimizer
 from horst.parameters.kinds import clean_name
 from horst.sparsity import Sparsifier
 
-__all__ = [
-    "load_optimizer_state",
-    "load_tensors",
-    "named_tensors",
-    "optimizer_state",
-    "random_state",
-    "set_random_state",
-    "settings",
-]
-
 # Entries of a group that change how an optimizer computes, not what.
 _SPEED_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
 

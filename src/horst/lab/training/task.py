@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.distributed import gradients_reduced, is_sharded, world_size
+from horst.lab.training.distributed import is_sharded, world_size
 from horst.lab.training.evaluate import Precision, autocast
-
-__all__ = ["BatchSource", "Objective", "Task"]
 
 
 class BatchSource(Protocol):
@@ -88,6 +86,12 @@ class Objective:
         """The mean loss over the rows given."""
         return self._compute(inputs, targets)
 
-    def gradients_reduced(self, reduced: bool) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def gradients_reduced(self, reduced: bool) -> Iterator[None]:
         """Around forward and backward pass: whether the ranks' gradients are averaged, or only added up here."""
-        return gradients_reduced(self._reducer, reduced)
+        with contextlib.ExitStack() as stack:
+            if is_sharded(self._reducer):
+                self._reducer.set_requires_gradient_sync(reduced)
+            elif isinstance(self._reducer, nn.parallel.DistributedDataParallel) and not reduced:
+                stack.enter_context(self._reducer.no_sync())
+            yield

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["deterministic_algorithms", "threads"]
-
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
