@@ -140,7 +140,7 @@ import horst.lab.data, horst.lab.experiments, horst.lab.models, horst.operators,
 for package in (horst.lab.data, horst.lab.experiments, horst.lab.models, horst.operators, horst.lab.report):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
-from horst.lab.data import max_margin
+from horst.lab.data.max_margin import max_margin
 try:
     max_margin(torch.eye(2), "l1")
 except ModuleNotFoundError as error:

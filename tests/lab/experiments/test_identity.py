@@ -17,11 +17,11 @@ from horst.lab.experiments import identity, language_model, table1_deit_acdc, ta
 from horst.lab.experiments.language_model import LanguageConfig
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import to_json
-from horst.lab.experiments.trained_weights import find_checkpoint
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.lab.training import CheckpointError, World
+from horst.lab.training.checkpoint import find_checkpoint
 
 
 def changed(config, **changes):

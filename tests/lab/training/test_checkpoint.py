@@ -185,7 +185,7 @@ def test_a_corrupt_checkpoint_says_so_and_names_the_one_before(how, message, fin
     damage(folder / "step-00000014", how)
     with pytest.raises(CheckpointError, match=r"step-00000014 is corrupt: " + message) as caught:
         short_run(copied)
-    assert f"Delete it to go on from the one before, {folder / 'step-00000012'}" in str(caught.value)
+    assert f"Delete it to resume from the one before, {folder / 'step-00000012'}" in str(caught.value)
     shutil.rmtree(folder / "step-00000014")
     weights, _ = short_run(copied)
     assert equal(weights, finished[1])

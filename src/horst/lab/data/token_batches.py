@@ -32,7 +32,7 @@ class TokenBatches:
         path: A ``.bin`` file with its ``meta.json``.
         batch_size: Windows in a global batch, over all ranks.
         context: Tokens in a window.
-        seed: See above.
+        seed: Seed of the order; epoch e uses ``seed + e``.
         rank, world_size: This process and the number of processes.
         device: Device of the batches; to a GPU they are copied without waiting.
         vocabulary: The model's, to refuse a file it cannot read.

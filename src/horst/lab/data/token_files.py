@@ -60,7 +60,7 @@ def open_tokens(path: str | os.PathLike[str], *, vocabulary: int | None = None) 
     """Open a ``.bin`` file and check it against the ``meta.json`` beside it.
 
     Args:
-        path: Such as ``wiki/train.bin``.
+        path: Token file, such as ``wiki/train.bin``.
         vocabulary: The model's, which must hold the tokenizer's.
 
     Raises:
@@ -138,7 +138,7 @@ def new_token_folder(out: str | os.PathLike[str], meta: dict[str, Any]) -> Itera
 
     Args:
         out: The folder; it must not exist, or be empty.
-        meta: For ``meta.json``: ``tokenizer``, ``vocabulary``, ``end_of_text``, and whatever else is worth keeping.
+        meta: Entries of ``meta.json``: ``tokenizer``, ``vocabulary``, ``end_of_text``, and whatever else is worth keeping.
     """
     dtype = dtype_name(meta["vocabulary"])
     with whole_directory(out) as temporary:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from horst.extras import load_extra
 from horst.lab.experiments.result import Found, recorded
-from horst.lab.experiments.trained_weights import find_checkpoint, trained_weights
 from horst.lab.experiments.weight_histogram import weight_histogram
+from horst.lab.training.checkpoint import find_checkpoint, trained_weights
 
 _TENSOR_FILES = (".safetensors", ".pth", ".pt", ".bin")
 

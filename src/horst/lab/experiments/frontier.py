@@ -49,7 +49,7 @@ class LanguageStudy:
         methods: Pruning methods of points with ``methods=all``; other points are pruned by magnitude.
         sparsities: Sparsities of the pruned tensors; the dense model is always there.
         seeds: Seeds of weights and data order.
-        directory: Folder of the runs' files; an interrupted study goes on from there.
+        directory: Folder of the runs' files; an interrupted study resumes from there.
         workers: Number of processes, one run and one core each.
         device: Device that trains; auto is the GPU where there is one.
     """
@@ -80,7 +80,7 @@ class VisionStudy:
             ``epochs``, ``seeds``, ``sparsity`` (0 trains dense), and ``methods``: acdc, gmp or rigl.
         sparsity: Sparsity of the masked layers at the end of training, of points that name none.
         seeds: Seeds of weights, data order and augmentation.
-        directory: Folder of the runs' files; an interrupted study goes on from there.
+        directory: Folder of the runs' files; an interrupted study resumes from there.
         run_workers: Number of processes, one run and one core each (``workers`` is taken: they decode images).
         device: Device that trains; auto is the GPU where there is one.
     """

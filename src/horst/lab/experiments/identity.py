@@ -1,6 +1,6 @@
 """What makes a run this run: the settings that decide what it computes, and the data it was given.
 
-Both go into its checkpoints, which another run does not go on from, and into its outcome, which no other run is given.
+Both go into its checkpoints, from which no other run resumes, and into its outcome, which no other run is given.
 :mod:`horst.lab.fields` says which settings decide.
 """
 

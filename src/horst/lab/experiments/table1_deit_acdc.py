@@ -35,7 +35,7 @@ class Config:
             other sparsities it is that of ``run``.
         ham_betas: HAM's betas, one run each; empty for that of ``run`` alone.
         seeds: Seeds of weights, data order and augmentation. The paper does not number its seeds.
-        directory: Folder of checkpoints and metrics; an interrupted table goes on from there.
+        directory: Folder of checkpoints and metrics; an interrupted table resumes from there.
     """
 
     run: VisionConfig = VisionConfig()

@@ -54,7 +54,7 @@ class Config:
         prune_layers: Layers to prune: the paper's choice, or all blocks.
         calibration_samples: Number of training sequences that Wanda and SparseGPT look at.
         seeds: Seeds of weights and data order. The paper has one.
-        directory: Folder of checkpoints and metrics; an interrupted table goes on from there.
+        directory: Folder of checkpoints and metrics; an interrupted table resumes from there.
     """
 
     run: LanguageConfig = LanguageConfig()

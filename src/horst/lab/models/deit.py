@@ -96,7 +96,7 @@ def build_deit(config: DeiTConfig) -> nn.Module:
     """timm's ``VisionTransformer`` for a config, newly initialised from torch's global generator.
 
     Args:
-        config: See :class:`DeiTConfig`.
+        config: Shape of the model.
 
     Example:
         >>> import torch
@@ -132,8 +132,8 @@ class ShortAttention(nn.Module):
     """timm's attention over few tokens, by :func:`horst.lab.kernels.short_attention.short_attention`.
 
     Args:
-        attention: Whose projections to take over: not copies. Without norms, dropout and gate, as DeiT has it;
-            another is refused.
+        attention: timm's module, whose projections are taken over, not copied. One with norms, dropout or a gate,
+            which DeiT does not have, is refused.
     """
 
     def __init__(self, attention: Any) -> None:

@@ -9,7 +9,7 @@ A checkpoint is a folder ``step-00001000`` of
 
 It is written under another name, flushed to disk and renamed, so a folder of that name is whole: a process killed at
 any moment, or a full disk, leaves the checkpoints before it as they were. A folder without ``checkpoint.json``, which a
-copy or a deletion that was broken off leaves behind, is no checkpoint: a run goes on from the one before, and replaces
+copy or a deletion that was broken off leaves behind, is no checkpoint: a run resumes from the one before, and replaces
 the folder when it has a whole one of that step. Ranks on several hosts need a file system that they share.
 
 Reading one runs no code from it: tensors are read with ``weights_only=True``, the format's own pickled metadata by an
@@ -155,6 +155,37 @@ def load(
     return state
 
 
+def find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path | None:
+    """``path`` itself if it is a checkpoint, else that of the last step of the run whose directory it is; None if no
+    checkpoint was kept.
+
+    Raises:
+        ValueError: The run's checkpoints are all of earlier steps.
+    """
+    path = pathlib.Path(path)
+    if path in complete(path.parent):
+        return path
+    newest = next(reversed(complete(path / "checkpoints")), None)
+    if newest is not None:
+        index = read_json(newest / _INDEX)
+        steps = index.get("fingerprint", {}).get("config", {}).get("steps")
+        if index.get("step") != steps:
+            raise ValueError(
+                f"the newest checkpoint of {path} is of step {index.get('step')} of {steps}: the run was interrupted "
+                "there, or broke down later. Run its recipe again with --checkpoint-every, into another --directory."
+            )
+    return newest
+
+
+def trained_weights(path: pathlib.Path) -> dict[str, Tensor]:
+    """The model's tensors in a checkpoint, by name, on the CPU; the factors of spred are multiplied."""
+    weights: dict[str, Tensor] = load(path, fingerprint=read_json(path / _INDEX).get("fingerprint", {}))["model"]
+    first, second = (f".parametrizations.weight.original{i}" for i in (0, 1))
+    for name in [name.removesuffix(first) for name in weights if name.endswith(first)]:
+        weights[f"{name}.weight"] = weights.pop(name + first) * weights.pop(name + second)
+    return weights
+
+
 def restore_random_state(path: str | os.PathLike[str]) -> None:
     """Set every generator to what it was on this rank when the checkpoint at ``path`` was written.
 
@@ -288,7 +319,7 @@ def _checksum_of_index(index: Mapping[str, Any]) -> int:
 
 def _corrupt(path: pathlib.Path, why: str) -> CheckpointError:
     earlier = [p for p in complete(path.parent) if _step_of(p) < _step_of(path)]
-    advice = f"Delete it to go on from the one before, {earlier[-1]}." if earlier else "There is no earlier one."
+    advice = f"Delete it to resume from the one before, {earlier[-1]}." if earlier else "There is no earlier one."
     return CheckpointError(f"{path} is corrupt: {why}. {advice}")
 
 

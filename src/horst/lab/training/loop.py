@@ -1,6 +1,6 @@
 """The one training loop, for language and vision, from a laptop to many machines.
 
-Run again after anything that stopped it, and it goes on from the last checkpoint in ``directory``; on a CPU (and on
+Run again after anything that stopped it, and it resumes from the last checkpoint in ``directory``; on a CPU (and on
 one GPU with ``deterministic=True``) the weights and metrics are those of the run that was never stopped, bit for bit.
 
 No step waits for the device. The loss is added up there and read every ``log_every`` steps; a loss that is not finite

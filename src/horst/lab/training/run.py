@@ -193,9 +193,9 @@ class Run:
         self.loss_steps += 1
         self.speed.count(len(inputs) * self.task.units_per_row * world_size())
         if event is not None:
-            self._note_event(event)
+            self._record_event(event)
 
-    def _note_event(self, event: Event) -> None:
+    def _record_event(self, event: Event) -> None:
         if world_size() > 1 and self.sparsifier is not None and not self.sparsifier.is_sharded:
             hashes = on_every_rank(self.sparsifier.mask_hash)
             if len(set(hashes)) > 1:
@@ -203,9 +203,9 @@ class Run:
                     f"masks differ between ranks after step {self.step}: hashes {hashes}. Scores must be computed from "
                     "weights and averaged gradients alone, which are equal on all ranks."
                 )
-        self._write_down({"event": event.kind, "sparsity": event.sparsity})
+        self._write_metrics({"event": event.kind, "sparsity": event.sparsity})
 
-    def _write_down(self, numbers: Mapping[str, Any]) -> None:
+    def _write_metrics(self, numbers: Mapping[str, Any]) -> None:
         self._with_metrics(lambda metrics: metrics.write(self.step, numbers))
 
     def _with_metrics(self, action: Callable[[MetricsLog], T]) -> T | None:
@@ -231,7 +231,7 @@ class Run:
         """Read the loss, write it down and show it."""
         loss = float(sum_over_ranks(self.loss_sum / self.loss_steps)) / world_size()
         if not math.isfinite(loss):
-            raise self._broken(f"the loss is {loss}")
+            raise self._breakdown(f"the loss is {loss}")
         rate, seconds_per_step = self.speed.lap(self.loss_steps)
         self.loss_sum.zero_()
         self.loss_steps = 0
@@ -241,7 +241,7 @@ class Run:
         if self.sparsifier is not None:
             numbers["sparsity"] = self.sparsifier.current_sparsity
         numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
-        self._write_down(numbers)
+        self._write_metrics(numbers)
         self.bar.update(self.step, loss, rate, (self.steps - self.step) * seconds_per_step)
 
     @property
@@ -254,7 +254,7 @@ class Run:
     def evaluate(self) -> None:
         """The task's numbers, for the weights and for their average under the present masks."""
         with self.speed.paused():
-            self._refuse_broken()
+            self._check_finite()
             found = self._evaluate("")
             if self.average is not None:
                 with self.average.swapped_in():
@@ -262,7 +262,7 @@ class Run:
                     with masked:
                         found |= self._evaluate("ema_")
             self.evaluated_at, self.evaluation = self.step, found
-            self._write_down({f"eval_{name}": value for name, value in found.items()})
+            self._write_metrics({f"eval_{name}": value for name, value in found.items()})
             self.bar.say(f"step {self.step}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items()))
 
     def _evaluate(self, prefix: str) -> dict[str, float]:
@@ -285,7 +285,7 @@ class Run:
         if self.checkpoint is not None and self.checkpoint_step == self.step:
             return self.checkpoint
         with self.speed.paused():
-            self._refuse_broken()
+            self._check_finite()
             state = {
                 "step": self.step,
                 "model": named_tensors(self.model),
@@ -310,15 +310,15 @@ class Run:
             self.checkpoint_step = self.step
         return self.checkpoint
 
-    def _refuse_broken(self) -> None:
+    def _check_finite(self) -> None:
         """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""
         weights = [local_shard(p) for p in self.params if p.is_floating_point() and local_shard(p).numel()]
         # The largest entry is in range whatever the dtype; a sum of float16 weights may not be.
         norms = torch.stack([self.loss_sum, *(n.to(self.loss_sum) for n in torch._foreach_norm(weights, math.inf))])
         if not math.isfinite(float(sum_over_ranks(norms.sum()))):
-            raise self._broken("a loss or a weight is not finite")
+            raise self._breakdown("a loss or a weight is not finite")
 
-    def _broken(self, what: str) -> NonFiniteLoss:
+    def _breakdown(self, what: str) -> NonFiniteLoss:
         # A finite loss tells of the weights before its step.
         since = max(self.step - self.loss_steps - 1, self.checkpoint_step, 0)
         good = f"The last good checkpoint is {self.checkpoint}" if self.checkpoint else "There is no checkpoint yet"
