@@ -138,7 +138,7 @@ def new_token_folder(out: str | os.PathLike[str], meta: dict[str, Any]) -> Itera
 
     Args:
         out: The folder; it must not exist, or be empty.
-        meta: Entries of ``meta.json``: ``tokenizer``, ``vocabulary``, ``end_of_text``, and whatever else is worth keeping.
+        meta: Entries of ``meta.json``: ``tokenizer``, ``vocabulary``, ``end_of_text``, and what else is worth keeping.
     """
     dtype = dtype_name(meta["vocabulary"])
     with whole_directory(out) as temporary:
