@@ -152,9 +152,10 @@ class Optimization:
         """
         if name == "spred":
             factorize(model, [layer.param for layer in find_layers(model, "blocks")])
+        groups = self.groups(model, name)  # refuses an unknown name
         with warnings.catch_warnings():  # a study tries learning rates that auto clips on purpose
             warnings.filterwarnings("ignore", message="lr=.* is more than")
-            return _MAKERS[name](self, model, self.groups(model, name))
+            return _MAKERS[name](self, model, groups)
 
     @property
     def adam(self) -> dict[str, Any]:
