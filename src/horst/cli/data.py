@@ -57,9 +57,8 @@ def main(options: Options) -> None:
     """Encode, and say what is in the folder."""
     from horst.cli.texts import source
     from horst.lab.data.documents import Fields
-    from horst.lab.data.slimpajama import tokenize_slimpajama
     from horst.lab.data.token_files import open_tokens
-    from horst.lab.data.tokenization import tokenize
+    from horst.lab.data.tokenization import tokenize, tokenize_slimpajama
 
     check_free(options.out, options.overwrite, "directory")
     with spinner("tokenizing"), replaced(options.out, options.overwrite) as folder:

@@ -33,9 +33,8 @@ def open_images(
         device: Device of the batches.
         workers: Processes that decode image files.
     """
-    from horst.lab.data.cifar10 import TEST_FILE, read_cifar10
     from horst.lab.data.image_arrays import ImageArrays
-    from horst.lab.data.image_data import read_digits, read_npz
+    from horst.lab.data.image_data import TEST_FILE, read_cifar10, read_digits, read_npz
     from horst.lab.data.imagenet import ImageNet
 
     path = Path(data)

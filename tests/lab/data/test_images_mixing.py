@@ -87,12 +87,12 @@ def test_a_side_of_the_box_is_timms(size, lam, data):
     assert draw.box == (top, bottom, left, right)
 
 
-@pytest.mark.parametrize("changes", [{"cutmix": 0.0}, {"mixup": 0.0}, {}, {"mixup": 0.3, "switch_probability": 0.2}])
+@pytest.mark.parametrize("changes", [{"cutmix": 0.0}, {"mixup": 0.0}, {}, {"mixup": 0.3}])
 def test_lambda_is_distributed_as_timms(changes):
     mixing = Mixing(**changes)
     height, width, draws = 32, 24, 4000
     ours = [mixing.draw(seed, height, width) for seed in range(draws)]
-    reference = timm.data.mixup.Mixup(mixing.mixup, mixing.cutmix, switch_prob=mixing.switch_probability)
+    reference = timm.data.mixup.Mixup(mixing.mixup, mixing.cutmix)
     state = np.random.get_state()  # noqa: NPY002  # timm draws from NumPy's global state
     np.random.seed(0)  # noqa: NPY002
     theirs = []
@@ -158,7 +158,6 @@ def test_an_odd_part_is_refused():
     [
         ({"mixup": -0.1}, "mixup must be a finite number of at least 0, got -0.1"),
         ({"cutmix": float("nan")}, "cutmix must be a finite number"),
-        ({"switch_probability": 1.5}, r"switch_probability must lie in \[0, 1\], got 1.5"),
         ({"label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\), got 1.0"),
     ],
 )

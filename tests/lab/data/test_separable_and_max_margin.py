@@ -25,8 +25,8 @@ def test_the_teacher_separates_the_data_and_is_sparse(data):
 
 
 def test_a_seed_gives_its_own_data_whatever_stands_beside_it(data):
-    assert_close(sparse_teacher_data((1,)).x[0], data.x[1])
-    assert_close(sparse_teacher_data((1,), dtype=torch.float32).x[0].double(), data.x[1], rtol=1e-6, atol=1e-6)
+    assert_close(sparse_teacher_data((1,)).z[0], data.z[1])
+    assert_close(sparse_teacher_data((1,), dtype=torch.float32).z[0].double(), data.z[1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ import horst.lab.data, horst.lab.experiments, horst.lab.models, horst.operators,
 for package in (horst.lab.data, horst.lab.experiments, horst.lab.models, horst.operators, horst.lab.report):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
-from horst.lab.data import max_margin
+from horst.lab.data.max_margin import max_margin
 try:
     max_margin(torch.eye(2), "l1")
 except ModuleNotFoundError as error:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from horst.lab.data.slimpajama import tokenize_slimpajama
+from horst.lab.data.tokenization import tokenize_slimpajama
 
 datasets = pytest.importorskip("datasets")
 

@@ -23,22 +23,27 @@ def gpt2():
 
 
 @pytest.fixture
-def vocabulary_folder(tmp_path):
+def vocabulary_folder(tmp_path, monkeypatch):
     for path in module._packaged_files().values():
         shutil.copy(path, tmp_path)
+    monkeypatch.setenv(VOCABULARY_VARIABLE, str(tmp_path))
     return tmp_path
+
+
+def decode(gpt2, tokens):
+    return gpt2._encoding.decode(tokens)
 
 
 def test_a_text_gives_its_known_tokens(gpt2):
     assert gpt2.encode(TEXT).tolist() == TOKENS
-    assert gpt2.decode(TOKENS) == TEXT
+    assert decode(gpt2, TOKENS) == TEXT
 
 
 def test_what_looks_like_a_special_token_is_text(gpt2):
     tokens = gpt2.encode("<|endoftext|>").tolist()
     assert gpt2.end_of_text not in tokens
-    assert gpt2.decode(tokens) == "<|endoftext|>"
-    assert gpt2.decode([gpt2.end_of_text]) == "<|endoftext|>"
+    assert decode(gpt2, tokens) == "<|endoftext|>"
+    assert decode(gpt2, [gpt2.end_of_text]) == "<|endoftext|>"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ pieces = st.sampled_from([*"abzAZ 09',.!?-_\n\t\r\u00a0éßñωЖ中文日本�
 @given(text=st.lists(pieces, max_size=30).map("".join))
 def test_another_implementation_gives_the_same_tokens(gpt2, independent, text):
     assert gpt2.encode(text).tolist() == independent.encode(text).ids
-    assert gpt2.decode(gpt2.encode(text).tolist()) == text
+    assert decode(gpt2, gpt2.encode(text).tolist()) == text
 
 
 @pytest.mark.parametrize("space", [" ", "\t\n"])
@@ -64,7 +69,7 @@ def test_a_gap_of_a_million_characters_is_no_obstacle(gpt2, space):
     gap = space * (1_200_000 // len(space))
     text = f"a{gap}b"
     tokens = gpt2.encode(text).tolist()
-    assert gpt2.decode(tokens) == text
+    assert decode(gpt2, tokens) == text
 
 
 gaps = st.text(alphabet=" \n\t\u00a0\u3000\x1c\x85", max_size=8)
@@ -78,27 +83,22 @@ def test_cutting_long_gaps_does_not_change_a_token(gpt2, text):
 
 
 @given(st.text(max_size=50))
-def test_bytes_decode_to_the_text(text):
-    tokenizer = ByteTokenizer()
-    tokens = tokenizer.encode(text).tolist()
-    assert tokens == list(text.encode())
-    assert tokenizer.decode([*tokens, tokenizer.end_of_text]) == text
+def test_bytes_are_those_of_the_text(text):
+    assert ByteTokenizer().encode(text).tolist() == list(text.encode())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bytes"])
 def test_half_a_surrogate_pair_becomes_a_replacement_character(name):
     tokenizer = load_tokenizer(name)
-    assert tokenizer.decode(tokenizer.encode("a\ud800b").tolist()) == "a\ufffdb"
+    assert tokenizer.encode("a\ud800b").tolist() == tokenizer.encode("a\ufffdb").tolist()
 
 
 def test_a_tokenizer_reaches_another_process(gpt2):
     assert pickle.loads(pickle.dumps(gpt2)).encode(TEXT).tolist() == TOKENS
 
 
-def test_the_vocabulary_is_taken_from_a_folder_or_the_one_that_the_environment_names(vocabulary_folder, monkeypatch):
+def test_the_vocabulary_is_taken_from_the_folder_that_the_environment_names(vocabulary_folder, monkeypatch):
     monkeypatch.setattr(module, "_packaged_files", lambda: pytest.fail("looked elsewhere"))
-    assert GPT2Tokenizer(vocabulary_folder).encode(TEXT).tolist() == TOKENS
-    monkeypatch.setenv(VOCABULARY_VARIABLE, str(vocabulary_folder))
     assert GPT2Tokenizer().encode(TEXT).tolist() == TOKENS
 
 
@@ -121,10 +121,10 @@ def test_a_wrong_vocabulary_is_refused(vocabulary_folder):
     with (vocabulary_folder / "vocab.bpe").open("a") as file:
         file.write("x y\n")
     with pytest.raises(ValueError, match=r"vocab\.bpe is not GPT-2's vocab\.bpe: its sha256 differs"):
-        GPT2Tokenizer(vocabulary_folder)
+        GPT2Tokenizer()
     (vocabulary_folder / "vocab.bpe").unlink()
     with pytest.raises(FileNotFoundError, match=r"must hold vocab\.bpe and encoder\.json, but there is no"):
-        GPT2Tokenizer(vocabulary_folder)
+        GPT2Tokenizer()
 
 
 def test_an_unknown_name_is_refused():

@@ -87,17 +87,6 @@ def test_a_table_says_where_its_runs_were_made_and_not_where_it_was_put_together
     assert "commit various" in origin("mixed.json", mixed)
 
 
-def test_an_outcome_that_does_not_say_where_it_was_made_is_still_read(tmp_path):
-    path = tmp_path / "outcome.json"
-    load_or_run(path, {"lr": 0.1}, lambda: {"value": 1})
-    saved = json.loads(path.read_text())
-    del saved["origin"]
-    path.write_text(json.dumps(saved))
-    found = load_or_run(path, {"lr": 0.1}, lambda: pytest.fail("computed again"))
-    assert found["value"] == 1
-    assert set(found["origin"]["environment"].values()) == {"unknown"}
-
-
 def test_a_result_has_the_time_of_its_runs():
     runs = [{"environment": {"device": "H200"}, "seconds": seconds} for seconds in (60.0, 90.0)]
     found = provenance(runs, {"device": "x86_64"}, 0.5)

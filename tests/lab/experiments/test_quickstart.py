@@ -16,6 +16,7 @@ from horst.lab.experiments.result import Result
 from horst.lab.report import html
 from horst.lab.report import quickstart as quickstart_report
 from horst.lab.report.runs import perplexity_changes
+from horst.lab.training import torch_settings
 from horst.lab.training.run import Run
 
 
@@ -86,7 +87,7 @@ def test_it_takes_half_of_the_cores_at_most_and_gives_the_threads_back(monkeypat
     before = torch.get_num_threads()
     torch.set_num_threads(quickstart.THREADS + 3)
     try:
-        with quickstart._few_threads():
+        with torch_settings.threads(quickstart._thread_count()):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == quickstart.THREADS + 3
     finally:

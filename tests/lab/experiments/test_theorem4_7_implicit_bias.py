@@ -11,9 +11,9 @@ from horst import cli
 from horst.lab.data.max_margin import l1_dual_correlations, max_margin
 from horst.lab.data.separable import sparse_teacher_data
 from horst.lab.experiments import theorem4_7_implicit_bias
+from horst.lab.experiments.methods import factor_gradients
 from horst.lab.experiments.result import Result
 from horst.lab.experiments.steepest_mirror_flow import integrate, predicted_exponent
-from horst.lab.models.diagonal import factor_gradients, product
 from horst.operators import Entropy, LInf, Lp, Mirror, Steepest
 
 START = torch.full((12,), 0.01, dtype=torch.float64)
@@ -95,12 +95,12 @@ def test_theorem_c_3_steepest_descent_on_p_balanced_factors_is_the_same_flow(z, 
     for _ in range(2000):
         g = -(torch.softmax(-(z @ theta), dim=0) @ z)
         theta = theta - dt * theta.abs() * g.sign() * g.abs() ** (1 / (p - 1))
-        g = -(torch.softmax(-(z @ product(factors)), dim=0) @ z)
+        g = -(torch.softmax(-(z @ factors.prod(-2)), dim=0) @ z)
         by_factor = factor_gradients(factors, g)
         # Each of the p factors moves theta, hence dt / p.
         factors = factors - dt / p * by_factor.sign() * by_factor.abs() ** (1 / (p - 1))
     assert_close(factors, factors[:1].expand_as(factors))
-    assert_close(product(factors), theta, rtol=0.01, atol=1e-4)
+    assert_close(factors.prod(-2), theta, rtol=0.01, atol=1e-4)
 
 
 def test_the_predicted_exponent_falls_with_p_and_vanishes_at_infinity(z):

@@ -8,9 +8,8 @@ from torch.testing import assert_close
 
 from horst import cli
 from horst.lab.experiments import figure2_dichotomy, toy_ablation, toy_suite
-from horst.lab.experiments.methods import COSH_SWEEP, DiagonalMethod, methods_by_name
+from horst.lab.experiments.methods import COSH_SWEEP, DiagonalMethod, factor_gradients, methods_by_name
 from horst.lab.experiments.result import Result
-from horst.lab.models.diagonal import product
 from horst.operators import Adam, Identity, Mirror
 from horst.operators.potentials import Entropy
 from horst.optimizers.operator_optimizer import OperatorOptimizer
@@ -50,17 +49,17 @@ def test_the_batched_run_is_the_ordinary_one(name, make_optimizer):
 
 def test_horst_with_alpha_zero_is_adam_and_alpha_matters():
     config = toy_suite.Config(**TINY, horst_alpha=0.0, ham_alpha=0.0)
-    _, found = toy_suite.simulate_config(config, ("adam", "horst", "ham"))
+    _, found = toy_suite.simulate_config(dataclasses.replace(config, methods=("adam", "horst", "ham")))
     assert_close(found["horst"].thetas, found["adam"].thetas, rtol=1e-10, atol=1e-12)
     assert_close(found["ham"].thetas, found["adam"].thetas, rtol=1e-10, atol=1e-12)
-    _, other = toy_suite.simulate_config(toy_suite.Config(**TINY), ("horst", "ham"))
+    _, other = toy_suite.simulate_config(toy_suite.Config(**TINY, methods=("horst", "ham")))
     assert not torch.allclose(other["horst"].thetas[-1], found["horst"].thetas[-1])
     assert not torch.allclose(other["ham"].thetas[-1], found["ham"].thetas[-1])
 
 
 def test_every_learning_rate_of_the_sweep_is_a_run_of_its_own():
     config = toy_suite.Config(**TINY)
-    data, swept = toy_suite.simulate_config(config, ("cosh",))
+    data, swept = toy_suite.simulate_config(dataclasses.replace(config, methods=("cosh",)))
     assert swept["cosh"].thetas.shape[2] == len(COSH_SWEEP)
     cosh = methods_by_name()["cosh"]
     start = toy_suite.start_values(config, 2)
@@ -86,9 +85,19 @@ def test_the_diagonal_network_is_its_factors_trained_the_ordinary_way():
         optimizer = optimizer_class([factors], lr=0.01)
         for _ in range(40):
             optimizer.zero_grad()
-            torch.exp(-(data.z[0] @ product(factors))).mean().backward()
+            torch.exp(-(data.z[0] @ factors.prod(-2))).mean().backward()
             optimizer.step()
-        assert_close(found, product(factors).detach(), rtol=1e-10, atol=1e-12)
+        assert_close(found, factors.prod(-2).detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_factor_gradients_are_autograds(depth):
+    factors = torch.randn(3, depth, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    factors[0, 0, 0] = 0.0  # division by a factor would fail here
+    factors.requires_grad_()
+    g = torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = torch.autograd.grad((factors.prod(-2) * g).sum(), factors)[0]
+    assert_close(factor_gradients(factors.detach(), g), expected)
 
 
 def test_measures_by_hand():
@@ -115,12 +124,12 @@ def test_a_max_margin_solution_has_norm_ratio_one_in_its_own_geometry():
 
 def test_the_runner_gives_torch_its_threads_back():
     before = torch.get_num_threads()
-    toy_suite.simulate_config(toy_suite.Config(**TINY), ("sgd",))
+    toy_suite.simulate_config(toy_suite.Config(**TINY, methods=("sgd",)))
     assert torch.get_num_threads() == before
 
 
 def test_snapshots_begin_at_zero_and_end_at_the_last_step():
-    _, found = toy_suite.simulate_config(toy_suite.Config(**TINY), ("sgd",))
+    _, found = toy_suite.simulate_config(toy_suite.Config(**TINY, methods=("sgd",)))
     times = found["sgd"].times
     assert times[0] == 0
     assert times[-1] == 40
@@ -148,7 +157,7 @@ def test_bad_configs_say_what_is_wrong():
 def test_appendix_d_the_order_of_the_operators_comes_out():
     """The paper's setting, with the mean off-support magnitudes of a float64 prototype."""
     names = ("sgd", "exp_sgd", "hyperbolic", "adam", "exp_adam", "adam_exp", "cosh")
-    data, trajectories = toy_suite.simulate_config(toy_suite.Config(snapshots=2), names)
+    data, trajectories = toy_suite.simulate_config(toy_suite.Config(snapshots=2, methods=names))
     rows = toy_suite.summary_rows(trajectories, data, toy_suite.solve_max_margins(data))
     found = {row["method"]: row["off_support"] for row in rows}
     expected = {"adam": 0.44, "adam_exp": 0.43, "cosh": 0.24, "sgd": 0.12, "exp_adam": 0.08, "exp_sgd": 0.009}

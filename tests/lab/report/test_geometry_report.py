@@ -1,43 +1,26 @@
 """Figures and tables of the geometry lab are made from result files."""
 
+import dataclasses
 import math
 
 import pytest
 
-from horst.lab.experiments import (
-    figure1_diagonal_network,
-    figure2_dichotomy,
-    figure3_composition_order,
-    figure5_additive_vs_multiplicative,
-    figure6_mirror_maps,
-    figure7_loss_curves,
-    theorem4_7_implicit_bias,
-    toy_ablation,
-    toy_suite,
-)
+from horst.lab.experiments import theorem4_7_implicit_bias
+from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result
 from horst.lab.report import geometry
 from horst.lab.report.sections import KINDS
 
 TINY = {"steps": 20, "seeds": (0, 1), "n_samples": 6, "n_features": 10, "snapshots": 5}
-MODULES = (
-    figure1_diagonal_network,
-    figure2_dichotomy,
-    figure3_composition_order,
-    figure5_additive_vs_multiplicative,
-    figure6_mirror_maps,
-    figure7_loss_curves,
-    toy_ablation,
-    toy_suite,
-)
+NAMES = ("figure1_right", "figure2", "figure3_right", "figure5", "figure6", "figure7", "toy_ablation", "toy_suite")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Result files of tiny runs, as they come back from disk."""
     path = tmp_path_factory.mktemp("results")
-    for module in MODULES:
-        result = module.run(module.Config(**TINY))
+    for name in NAMES:
+        result = RECIPES[name].run(dataclasses.replace(RECIPES[name].scales["paper"](), **TINY))
         result.save(path / f"{result.experiment}.json")
     small = theorem4_7_implicit_bias.Config(
         n_samples=5, n_features=8, seeds=(0,), log_norm_end=5.0, p_values=(2.0, math.inf), other_smoothings=(1e-2,)

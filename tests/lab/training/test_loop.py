@@ -227,7 +227,7 @@ def refuse_broken(directory, weight):
     task = dataclasses.replace(toy_task(model), evaluate=lambda model: {})
     Run(
         task, torch.optim.SGD(model.parameters()), PLAIN, 12, Constant(), None, directory, StopRequest()
-    )._refuse_broken()
+    )._check_finite()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

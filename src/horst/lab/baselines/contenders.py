@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -148,47 +150,61 @@ class Optimization:
             >>> type(optimizer).__name__, optimizer.param_groups[0]["alpha"]
             ('HORST', 5.0)
         """
-        alpha, beta = self.strength(name)
         if name == "spred":
             factorize(model, [layer.param for layer in find_layers(model, "blocks")])
-        groups = self.groups(model, name)
-        adam: dict[str, Any] = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
+        groups = self.groups(model, name)  # refuses an unknown name
         with warnings.catch_warnings():  # a study tries learning rates that auto clips on purpose
             warnings.filterwarnings("ignore", message="lr=.* is more than")
-            if name in ("horst", "horst-l1"):
-                return HORST(groups, **adam)
-            if name == "ham":
-                return HAM(groups, **adam)
-            if name == "hyperbolic":
-                if isinstance(alpha, str):
-                    raise ValueError(f"the hyperbolic contender needs alpha as a number, got {alpha!r}.")
-                mirrored, rest = (
-                    [group for group in groups if bool(group["alpha"]) is wanted] for wanted in (True, False)
-                )
-                operator = Mirror(HyperbolicEntropy(1 / alpha)) @ (Adam(self.betas, self.eps) * alpha)
-                parts: list[Optimizer] = [OperatorOptimizer(mirrored, operator, self.lr, exact_mirror=True)]
-                return Together(*parts, *([torch.optim.AdamW(rest, **adam)] if rest else []))
-            if name in ("muon", "horst-muon"):
-                matrices, rest = _split(groups, {id(layer.param) for layer in find_layers(model, "blocks")})
-                muon: Optimizer = torch.optim.Muon(
-                    matrices, lr=self.lr * self.muon_lr_ratio, adjust_lr_fn="match_rms_adamw"
-                )
-                if name == "muon":
-                    return Together(muon, torch.optim.AdamW(rest, **adam))
-                return Together(with_mirror_step(muon, alpha=alpha, beta=beta), HORST(rest, **adam))
-        adamw = torch.optim.AdamW(groups, **adam, fused=next(model.parameters()).is_cuda or None)
-        if name == "adamw-penalty":
-            penalize_l1(adamw)
-        elif name == "adamw-l1":
-            soft_threshold(adamw)
-        return adamw
+            return _MAKERS[name](self, model, groups)
+
+    @property
+    def adam(self) -> dict[str, Any]:
+        """Options of Adam."""
+        return {"lr": self.lr, "betas": self.betas, "eps": self.eps}
 
 
-def _split(groups: Groups, inside: set[int]) -> tuple[Groups, Groups]:
-    """The groups with only the parameters whose ids are given, and with only the others."""
-    found: tuple[Groups, Groups] = [], []
+def _adamw(
+    given: Optimization, model: nn.Module, groups: ParamGroups, hook: Callable[[Optimizer], Any] | None = None
+) -> Optimizer:
+    adamw = torch.optim.AdamW(groups, **given.adam, fused=next(model.parameters()).is_cuda or None)
+    if hook is not None:
+        hook(adamw)
+    return adamw
+
+
+def _hyperbolic(given: Optimization, model: nn.Module, groups: ParamGroups) -> Optimizer:
+    if isinstance(given.alpha, str):
+        raise ValueError(f"the hyperbolic contender needs alpha as a number, got {given.alpha!r}.")
+    mirrored, rest = ([group for group in groups if bool(group["alpha"]) is wanted] for wanted in (True, False))
+    operator = Mirror(HyperbolicEntropy(1 / given.alpha)) @ (Adam(given.betas, given.eps) * given.alpha)
+    mirror = OperatorOptimizer(mirrored, operator, given.lr, exact_mirror=True)
+    return Together(mirror, *([torch.optim.AdamW(rest, **given.adam)] if rest else []))
+
+
+def _muon(given: Optimization, model: nn.Module, groups: ParamGroups, *, mirror: bool = False) -> Optimizer:
+    """Muon for the matrices in the blocks and AdamW for the rest, each with the mirror step if wanted."""
+    inside = {id(layer.param) for layer in find_layers(model, "blocks")}
+    matrices: Groups = []
+    rest: Groups = []
     for group in groups:
-        for wanted, part in zip((True, False), found, strict=True):
+        for part, wanted in ((matrices, True), (rest, False)):
             if params := [p for p in group["params"] if (id(p) in inside) is wanted]:
                 part.append({**group, "params": params})
-    return found
+    muon = torch.optim.Muon(matrices, lr=given.lr * given.muon_lr_ratio, adjust_lr_fn="match_rms_adamw")
+    if mirror:
+        return Together(with_mirror_step(muon, alpha=given.alpha, beta=given.beta), HORST(rest, **given.adam))
+    return Together(muon, torch.optim.AdamW(rest, **given.adam))
+
+
+_MAKERS: dict[Name, Callable[[Optimization, nn.Module, ParamGroups], Optimizer]] = {
+    "adamw": _adamw,
+    "adamw-penalty": partial(_adamw, hook=penalize_l1),
+    "adamw-l1": partial(_adamw, hook=soft_threshold),
+    "spred": _adamw,
+    "ham": lambda given, model, groups: HAM(groups, **given.adam),
+    "horst": lambda given, model, groups: HORST(groups, **given.adam),
+    "horst-l1": lambda given, model, groups: HORST(groups, **given.adam),
+    "hyperbolic": _hyperbolic,
+    "muon": _muon,
+    "horst-muon": partial(_muon, mirror=True),
+}

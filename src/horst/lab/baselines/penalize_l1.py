@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from horst.optimizers.l1 import refuse_own_l1
 
-__all__ = ["penalize_l1"]
-
 
 def penalize_l1(optimizer: Optimizer) -> Any:
     r"""Add the subgradient :math:`\lambda\, \mathrm{sign}(\theta)` of an L1 penalty to ``p.grad`` before every step.

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-__all__ = ["factorize", "merge_factors"]
-
 
 class _Product(nn.Module):
     def forward(self, U: Tensor, V: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ from typing import Any, overload
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["Together"]
-
 
 class Together(Optimizer):
     """Optimizers with parameters of their own, stepped one after the other, with one list of groups and one state.

@@ -69,13 +69,9 @@ class Source:
         found = _local_path(given)
         self.path = found if found is not None and found.is_file() else None
         self.dataset: Any = None if self.path is not None else _load_dataset(given if found is None else found)
-        self._name = str(given) if isinstance(given, str | os.PathLike) else None
-        self._folder = found if self.path is None else None
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return self._name or "the dataset"
+        # A loaded dataset has no name, and a path tells of the machine; the first is for messages.
+        self.name = str(given) if isinstance(given, str | os.PathLike) else "the dataset"
+        self._short_name = found.name if found is not None else given if isinstance(given, str) else None
 
     def documents(self, fields: Fields | None = None) -> Iterator[Document]:
         """The documents, in the source's order; ``fields=None`` reads ``"text"`` and ``"id"``.
@@ -98,7 +94,7 @@ class Source:
         if self.path is not None:
             return {"file": self.path.name, "bytes": self.path.stat().st_size, "sha256": sha256(self.path)}
         return {
-            "dataset": self._name if self._folder is None else self._folder.name,
+            "dataset": self._short_name,
             "split": str(self.dataset.split),
             "rows": getattr(self.dataset, "num_rows", None),  # a streamed dataset has neither
             "fingerprint": getattr(self.dataset, "_fingerprint", None),

@@ -27,6 +27,24 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def part_of_batch(batch_size: int, rank: int, world_size: int) -> slice:
+    """The rows of a batch of all processes that the process ``rank`` takes.
+
+    Example:
+        >>> part_of_batch(8, rank=1, world_size=2)
+        slice(4, 8, None)
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must lie in [0, world_size), got rank={rank}, world_size={world_size}.")
+    if batch_size < 1 or batch_size % world_size:
+        raise ValueError(
+            f"batch_size counts the rows of all {world_size} processes and must be a positive multiple of their "
+            f"number, got {batch_size}."
+        )
+    size = batch_size // world_size
+    return slice(rank * size, (rank + 1) * size)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochOrder:
     """The order of the samples: each epoch a new permutation, cut into whole batches; what is left over is not used.
@@ -52,13 +70,7 @@ class EpochOrder:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank must lie in [0, world_size), got rank={self.rank}, world_size={self.world_size}.")
-        if self.batch_size < 1 or self.batch_size % self.world_size:
-            raise ValueError(
-                f"batch_size counts the samples of all {self.world_size} processes and must be a positive multiple of "
-                f"their number, got {self.batch_size}."
-            )
+        part_of_batch(self.batch_size, self.rank, self.world_size)  # refuses what cannot be
         if self.samples < self.batch_size:
             raise ValueError(
                 f"{self.samples} training samples make no batch of {self.batch_size}. Use a smaller batch_size."
@@ -72,8 +84,7 @@ class EpochOrder:
     @property
     def part(self) -> slice:
         """What this process takes of a batch."""
-        size = self.batch_size // self.world_size
-        return slice(self.rank * size, (self.rank + 1) * size)
+        return part_of_batch(self.batch_size, self.rank, self.world_size)
 
     def permutation(self, epoch: int) -> Tensor:
         """The order of the samples in an epoch, drawn on the CPU: the same on every device."""

@@ -21,7 +21,7 @@ class ImageArrays:
     all processes, of which each takes its part: together they see the same images for every world size.
 
     Args:
-        data: Images, as :func:`~horst.lab.data.cifar10.read_cifar10` returns them.
+        data: Images, as :func:`~horst.lab.data.image_data.read_cifar10` returns them.
         batch_size: Samples per batch, over all processes.
         seed: Seed of order, augmentation and mixing.
         rank, world_size: Number of this process, and of all processes.

@@ -1,13 +1,14 @@
-"""Image data sets that fit into memory, as arrays: their form, and two places to read them from.
+"""Image data sets that fit into memory, as arrays: their form, and where to read them from.
 
-CIFAR-10 is in :mod:`horst.lab.data.cifar10`. :class:`horst.lab.data.image_arrays.ImageArrays` makes batches of any of
-them.
+:class:`horst.lab.data.image_arrays.ImageArrays` makes batches of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,11 @@ from torch import Tensor
 from horst.extras import load_extra
 
 _ARRAYS = ("images", "labels", "test_images", "test_labels")
+TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))  # of CIFAR-10's binary version
+TEST_FILE = "test_batch.bin"
+RECORD = 1 + 3 * 32 * 32  # the label, then the red, green and blue planes
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,22 +145,84 @@ def read_npz(path: Path | str) -> ImageData:
     return ImageData(**tensors, classes=classes, mean=mean, std=std)
 
 
-def read_digits(seed: int = 0, *, test_share: float = 0.25) -> ImageData:
-    """scikit-learn's 1,797 handwritten digits, 8 x 8 in one channel of values 0 to 16, split by ``seed``.
+def read_cifar10(folder: Path | str) -> ImageData:
+    """Read CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 in 10 classes.
+
+    Files with fewer images are read too, and named in a warning.
+
+    Args:
+        folder: Holds ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in (*TRAIN_FILES, TEST_FILE):
+        ...     size = (folder / name).write_bytes(2 * bytes(RECORD))
+        >>> read_cifar10(folder).images.shape
+        torch.Size([10, 32, 32, 3])
+    """
+    folder = Path(folder)
+    missing = [name for name in (*TRAIN_FILES, TEST_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}. Name the folder with the six files of CIFAR-10's binary version, as "
+            "unpacked from cifar-10-binary.tar.gz (https://www.cs.toronto.edu/~kriz/cifar.html)."
+        )
+    images, labels = _read_records([folder / name for name in TRAIN_FILES])
+    test_images, test_labels = _read_records([folder / TEST_FILE])
+    if (len(images), len(test_images)) != (50_000, 10_000):
+        _logger.warning(
+            "%s holds %d training and %d test images; CIFAR-10 has 50,000 and 10,000.",
+            folder,
+            len(images),
+            len(test_images),
+        )
+    return ImageData(
+        images=images,
+        labels=labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        classes=10,
+        mean=(125.3, 123.0, 113.9),  # of the training images
+        std=(63.0, 62.1, 66.7),
+    )
+
+
+def _read_records(paths: Sequence[Path]) -> tuple[Tensor, Tensor]:
+    """Images (channels last, bytes) and labels."""
+    parts = []
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        if not content or len(content) % RECORD:
+            raise ValueError(
+                f"{path.name} has {len(content)} bytes, which is no whole number of records of {RECORD} bytes. "
+                "Unpack CIFAR-10's binary version again."
+            )
+        records = torch.frombuffer(content, dtype=torch.uint8).view(-1, RECORD)
+        if int(records[:, 0].max()) >= 10:
+            raise ValueError(
+                f"{path.name} has a label of {int(records[:, 0].max())}; CIFAR-10's are 0 to 9. "
+                "Unpack CIFAR-10's binary version again (CIFAR-100 has another format)."
+            )
+        parts.append(records)
+    records = torch.cat(parts)
+    images = records[:, 1:].view(-1, 3, 32, 32).permute(0, 2, 3, 1).contiguous()
+    return images, records[:, 0].long()
+
+
+def read_digits() -> ImageData:
+    """scikit-learn's 1,797 handwritten digits, 8 x 8 in one channel of values 0 to 16; a quarter of them for testing.
 
     Example:
         >>> data = read_digits()
         >>> len(data.images), len(data.test_images), data.classes
         (1348, 449, 10)
     """
-    if not 0.0 < test_share < 1.0:
-        raise ValueError(f"test_share must lie in (0, 1), got {test_share}.")
     digits = load_extra("sklearn.datasets").load_digits()
     images = torch.from_numpy(digits.images).to(torch.uint8).unsqueeze(-1)
     labels = torch.from_numpy(digits.target).long()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    tests = int(test_share * len(labels))
-    test, train = order[:tests], order[tests:]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    test, train = order[: len(labels) // 4], order[len(labels) // 4 :]
     mean, std = channel_statistics(images[train])
     return ImageData(
         images=images[train],

@@ -84,10 +84,10 @@ class ImageNet:
         bicubic = transforms.InterpolationMode.BICUBIC
         train, test = find_images(Path(root) / "train"), find_images(Path(root) / "val")
         if train.class_names != test.class_names or test.classes > train.classes:
-            raise ValueError(
-                f"train and val of {root} must have the same classes, got {train.classes} and {test.classes}"
-                f"{_first_difference(train, test)}."
-            )
+            lone = sorted(set(train.class_names or ()) ^ set(test.class_names or ()))
+            example = f"; only one of them has the folder {lone[0]!r}" if lone else ""
+            counts = f"{train.classes} and {test.classes}"
+            raise ValueError(f"train and val of {root} must have the same classes, got {counts}{example}.")
         self.order = EpochOrder(samples=len(train), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size)
         self.classes = train.classes
         self.mixing = mixing
@@ -179,9 +179,3 @@ class _Images(Dataset[Sample | Exception]):
 def _collate(samples: list[Sample | Exception]) -> Any:
     """A batch of samples, or the first error among them."""
     return next((sample for sample in samples if isinstance(sample, Exception)), None) or default_collate(samples)
-
-
-def _first_difference(train: ImageFiles, test: ImageFiles) -> str:
-    """A class folder that only one of the two has."""
-    lone = sorted(set(train.class_names or ()) ^ set(test.class_names or ()))
-    return f"; only one of them has the folder {lone[0]!r}" if lone else ""

@@ -30,8 +30,8 @@ def max_margin(z: Tensor, geometry: Geometry, *, signs: Tensor | None = None) ->
     Args:
         z: Inputs times labels, ``(samples, features)``.
         geometry: ``"l1"``, ``"l2"`` or ``"linf"``: the norm that is minimised.
-        signs: Plus or minus 1 a feature, ``(features,)``: only solutions with these signs (or zeros) are sought, as an
-            update that cannot change a sign must. For ``"l1"`` only.
+        signs: Plus or minus 1 per feature, ``(features,)``: only solutions with these signs (or zeros) are sought, as
+            an update that cannot change a sign must. For ``"l1"`` only.
 
     Raises:
         NotSeparableError: There is no solution.

@@ -41,8 +41,7 @@ class Mixing:
 
     Args:
         mixup: Parameter of the Beta distribution for mixup; 0 for no mixup.
-        cutmix: Parameter of the Beta distribution for cutmix; 0 for no cutmix.
-        switch_probability: Probability of cutmix for a batch where both are on.
+        cutmix: Parameter of the Beta distribution for cutmix; 0 for no cutmix. With both, a batch gets one of the two.
         label_smoothing: Share of a target that is spread evenly over all classes.
 
     Example:
@@ -54,15 +53,12 @@ class Mixing:
 
     mixup: float = 0.8
     cutmix: float = 1.0
-    switch_probability: float = 0.5
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("mixup", "cutmix"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}.")
-        if not 0.0 <= self.switch_probability <= 1.0:
-            raise ValueError(f"switch_probability must lie in [0, 1], got {self.switch_probability}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}.")
 
@@ -76,7 +72,7 @@ class Mixing:
         if not (self.mixup or self.cutmix):
             return Draw(1.0)
         generator = random.Random(seed)
-        switch = self.switch_probability if self.mixup and self.cutmix else float(not self.mixup)
+        switch = 0.5 if self.mixup and self.cutmix else float(not self.mixup)
         if generator.random() >= switch:
             return Draw(generator.betavariate(self.mixup, self.mixup))
         ratio = math.sqrt(1.0 - generator.betavariate(self.cutmix, self.cutmix))

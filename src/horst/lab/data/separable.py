@@ -19,19 +19,12 @@ class SeparableData:
     """Data sets drawn alike, one per seed, stacked along the first dimension.
 
     Args:
-        x: Inputs, ``(seeds, samples, features)``.
-        y: Labels, plus or minus 1, ``(seeds, samples)``.
-        teacher: The sparse teacher, ``(features,)``.
+        z: Inputs times labels, ``(seeds, samples, features)``: theta separates the data where ``z @ theta > 0``.
+        teacher: Sparse teacher, ``(features,)``.
     """
 
-    x: Tensor
-    y: Tensor
+    z: Tensor
     teacher: Tensor
-
-    @property
-    def z(self) -> Tensor:
-        """Inputs times labels: the data are separated by theta where ``z @ theta > 0``."""
-        return self.x * self.y.unsqueeze(-1)
 
     @property
     def support(self) -> Tensor:
@@ -77,8 +70,8 @@ def sparse_teacher_data(
             for seed in seeds
         ]
     )
-    y = torch.sign(x @ full_teacher)
-    return SeparableData(x.to(dtype), y.to(dtype), full_teacher.to(dtype))
+    z = x * torch.sign(x @ full_teacher).unsqueeze(-1)
+    return SeparableData(z.to(dtype), full_teacher.to(dtype))
 
 
 def log_loss(theta: Tensor, z: Tensor) -> Tensor:

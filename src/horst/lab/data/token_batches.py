@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from horst.extras import load_extra
+from horst.lab.data.epoch_order import part_of_batch
 from horst.lab.data.token_files import TokenFile, open_tokens
 from horst.lab.kernels.cross_entropy import IGNORED
 
@@ -30,7 +32,7 @@ class TokenBatches:
         path: A ``.bin`` file with its ``meta.json``.
         batch_size: Windows in a global batch, over all ranks.
         context: Tokens in a window.
-        seed: See above.
+        seed: Seed of the order; epoch e uses ``seed + e``.
         rank, world_size: This process and the number of processes.
         device: Device of the batches; to a GPU they are copied without waiting.
         vocabulary: The model's, to refuse a file it cannot read.
@@ -62,7 +64,7 @@ class TokenBatches:
         vocabulary: int | None = None,
     ) -> None:
         _check_sizes(batch_size=batch_size, context=context)
-        self._rows = _rows_of_rank(batch_size, rank, world_size)
+        self._rows = range(batch_size)[part_of_batch(batch_size, rank, world_size)]
         self.file = open_tokens(path, vocabulary=vocabulary)
         self.batch_size, self.context, self.seed, self.device = batch_size, context, seed, torch.device(device)
         # As many as the paper's base code takes: room for any offset and for the last window's last target.
@@ -82,13 +84,7 @@ class TokenBatches:
         """
         if start < 0:
             raise ValueError(f"start must be at least 0, got {start}.")
-        return self._batches(start)
-
-    def _batches(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            first = start * self.batch_size
-            yield self._read([self._window_start(first + row) for row in self._rows])
-            start += 1
+        return (self._batch(step) for step in itertools.count(start))
 
     def _window_start(self, index: int) -> int:
         """Where entry ``index`` of the endless list begins in the file."""
@@ -100,22 +96,15 @@ class TokenBatches:
             self._epoch = epoch, order * self.context + offset
         return int(self._epoch[1][place])
 
-    def _read(self, starts: list[int]) -> tuple[Tensor, Tensor]:
-        host, numbers = _host_buffer(len(starts), self.context, self.device)
-        for row, begin in enumerate(starts):
+    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
+        host, numbers = _host_buffer(len(self._rows), self.context, self.device)
+        for row, place in enumerate(self._rows):
+            begin = self._window_start(step * self.batch_size + place)
             window = self.file.read(begin, begin + self.context + 1)
             numbers[0, row] = window[:-1]
             numbers[1, row] = window[1:]
         tokens, targets = host.to(self.device, non_blocking=True)
         return tokens, targets
-
-
-class EvaluationBatch(NamedTuple):
-    """Windows of an evaluation; ``targets`` are -100 where nothing is scored, ``scored`` counts the rest per window."""
-
-    tokens: Tensor
-    targets: Tensor
-    scored: Tensor
 
 
 def evaluation_batches(
@@ -128,11 +117,11 @@ def evaluation_batches(
     world_size: int = 1,
     device: torch.device | str = "cpu",
     vocabulary: int | None = None,
-) -> Iterator[EvaluationBatch]:
-    r"""A whole file in fixed windows, in order, in which every token but the first is scored exactly once.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    r"""A whole file in fixed windows, in order: tokens, and targets that score every token but the first exactly once.
 
-    With the mean loss :math:`\ell_b` of batch b and its scored tokens :math:`n_b`, perplexity is
-    :math:`\exp(\sum_b n_b \ell_b / \sum_b n_b)`, whatever the batch size and the number of ranks.
+    With the mean loss :math:`\ell_b` of batch b and the number :math:`n_b` of its targets that are not -100, perplexity
+    is :math:`\exp(\sum_b n_b \ell_b / \sum_b n_b)`, whatever the batch size and the number of ranks.
 
     A window begins every ``stride`` tokens and scores what the one before it did not. The last one is filled up with
     end-of-text, the last batch with windows that score nothing: every batch has one shape, for a compiled model, and
@@ -145,14 +134,14 @@ def evaluation_batches(
         stride: Tokens between two windows; None is ``context``: no overlap. A smaller stride gives each scored token
             more context, at more cost.
         rank, world_size: This process and the number of processes; rank r takes the r-th part of each batch.
-        device: Device of the batches; ``scored`` stays on the CPU, so that counting does not wait for the GPU.
+        device: Device of the batches.
         vocabulary: The model's, to refuse a file it cannot read.
     """
     stride = context if stride is None else stride
     _check_sizes(batch_size=batch_size, context=context, stride=stride)
     if stride > context:
         raise ValueError(f"stride must be at most context={context}, got {stride}: tokens between would not be scored.")
-    rows = _rows_of_rank(batch_size, rank, world_size)
+    rows = range(batch_size)[part_of_batch(batch_size, rank, world_size)]
     file = open_tokens(path, vocabulary=vocabulary)
     if len(file.tokens) < 2:
         raise ValueError(f"{path} has {len(file.tokens)} tokens: there is nothing to predict.")
@@ -161,13 +150,12 @@ def evaluation_batches(
 
 def _evaluation_batches(
     file: TokenFile, context: int, stride: int, batch_size: int, rows: range, device: torch.device
-) -> Iterator[EvaluationBatch]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     targets = len(file.tokens) - 1
     windows = 1 + max(0, -(-(targets - context) // stride))
     for first in range(0, windows, batch_size):
         host, numbers = _host_buffer(len(rows), context, device)
         numbers[0], numbers[1] = file.end_of_text, IGNORED
-        scored = torch.zeros(len(rows), dtype=torch.int64)
         for row, place in enumerate(rows):
             window = first + place
             if window >= windows:
@@ -178,9 +166,8 @@ def _evaluation_batches(
             seen = 0 if window == 0 else context - stride  # targets that the window before has scored
             numbers[0, row, :length] = read[:-1]
             numbers[1, row, seen:length] = read[seen + 1 :]
-            scored[row] = length - seen
         on_device = host.to(device, non_blocking=True)
-        yield EvaluationBatch(on_device[0], on_device[1], scored)
+        yield on_device[0], on_device[1]
 
 
 def _host_buffer(rows: int, context: int, device: torch.device) -> tuple[Tensor, npt.NDArray[Any]]:
@@ -193,16 +180,3 @@ def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}.")
-
-
-def _rows_of_rank(batch_size: int, rank: int, world_size: int) -> range:
-    """Which rows of a global batch a rank takes."""
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must lie in [0, world_size), got rank={rank}, world_size={world_size}.")
-    if batch_size % world_size:
-        raise ValueError(
-            f"batch_size counts the windows of all {world_size} processes and must be a multiple of it, got "
-            f"{batch_size}."
-        )
-    share = batch_size // world_size
-    return range(rank * share, (rank + 1) * share)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def open_tokens(path: str | os.PathLike[str], *, vocabulary: int | None = None) 
     """Open a ``.bin`` file and check it against the ``meta.json`` beside it.
 
     Args:
-        path: Such as ``wiki/train.bin``.
+        path: Token file, such as ``wiki/train.bin``.
         vocabulary: The model's, which must hold the tokenizer's.
 
     Raises:
@@ -109,26 +109,27 @@ def dtype_name(vocabulary: int) -> str:
 
 
 class TokenWriter:
-    """Appends tokens to the files of a folder in the making; :func:`new_token_folder` opens and finishes it."""
+    """Appends tokens to the files of a folder in the making; :func:`new_token_folder` makes it.
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._folder, self._dtype = folder, _DTYPES[dtype]
+    Args:
+        folder: Folder of the files.
+        dtype: Type of the tokens, ``"uint16"`` or ``"uint32"``.
+        files: Stack that closes the files.
+    """
+
+    def __init__(self, folder: Path, dtype: str, files: ExitStack) -> None:
+        self._folder, self._dtype, self._stack = folder, _DTYPES[dtype], files
         self._files: dict[str, Any] = {}
         self.counts: dict[str, dict[str, int]] = {}
 
     def append(self, split: str, tokens: npt.NDArray[Any], documents: int) -> None:
         """Add whole documents to ``<split>.bin``."""
         if split not in self._files:
-            self._files[split] = (self._folder / f"{split}.bin").open("wb")
+            self._files[split] = self._stack.enter_context((self._folder / f"{split}.bin").open("wb"))
             self.counts[split] = {"tokens": 0, "documents": 0}
         self._files[split].write(tokens.astype(self._dtype).tobytes())
         self.counts[split]["tokens"] += len(tokens)
         self.counts[split]["documents"] += documents
-
-    def close(self) -> None:
-        """Write out what is left."""
-        for file in self._files.values():
-            file.close()
 
 
 @contextmanager
@@ -137,15 +138,12 @@ def new_token_folder(out: str | os.PathLike[str], meta: dict[str, Any]) -> Itera
 
     Args:
         out: The folder; it must not exist, or be empty.
-        meta: For ``meta.json``: ``tokenizer``, ``vocabulary``, ``end_of_text``, and whatever else is worth keeping.
+        meta: Entries of ``meta.json``: ``tokenizer``, ``vocabulary``, ``end_of_text``, and what else is worth keeping.
     """
     dtype = dtype_name(meta["vocabulary"])
     with whole_directory(out) as temporary:
-        writer = TokenWriter(temporary, dtype)
-        try:
-            yield writer
-        finally:
-            writer.close()
+        with ExitStack() as files:
+            yield (writer := TokenWriter(temporary, dtype, files))
         content = {"format": FORMAT, "version": VERSION, "dtype": dtype, "splits": writer.counts, **meta}
         write_json(temporary / "meta.json", content)
 

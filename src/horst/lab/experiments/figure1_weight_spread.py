@@ -13,17 +13,15 @@ import importlib.util
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from horst.extras import load_extra
-from horst.lab.experiments.result import Result, run_and_record
-from horst.lab.experiments.trained_weights import find_checkpoint, trained_weights
+from horst.lab.experiments.result import Found, recorded
 from horst.lab.experiments.weight_histogram import weight_histogram
+from horst.lab.training.checkpoint import find_checkpoint, trained_weights
 
-NAME = "figure1_weight_spread"
 _TENSOR_FILES = (".safetensors", ".pth", ".pt", ".bin")
 
 
@@ -41,25 +39,21 @@ class Config:
     include: str = "weight"
 
 
-def run(config: Config) -> Result:
+@recorded("figure1_weight_spread")
+def run(config: Config) -> Found:
     """Count the weights of each model."""
-
-    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-        rows, histograms = [], {}
-        for label, model in zip(_labels(config.models), config.models, strict=True):
-            weights = [
-                tensor
-                for name, tensor in read_weights(model).items()
-                if tensor.dim() >= 2 and tensor.is_floating_point() and re.search(config.include, name)
-            ]
-            if not weights:
-                raise ValueError(f"{model} has no tensor of two or more dimensions whose name has {config.include!r}.")
-            spread = histograms[label] = weight_histogram(weights)
-            rows.append({"model": label, **{k: v for k, v in spread.items() if not isinstance(v, list)}})
-        notes = ["Each tensor is standardised by itself; a Gaussian has kurtosis 3."]
-        return rows, {"histograms": histograms}, notes
-
-    return run_and_record(NAME, config, body)
+    rows, histograms = [], {}
+    for label, model in zip(_labels(config.models), config.models, strict=True):
+        weights = [
+            tensor
+            for name, tensor in read_weights(model).items()
+            if tensor.dim() >= 2 and tensor.is_floating_point() and re.search(config.include, name)
+        ]
+        if not weights:
+            raise ValueError(f"{model} has no tensor of two or more dimensions whose name has {config.include!r}.")
+        spread = histograms[label] = weight_histogram(weights)
+        rows.append({"model": label, **{k: v for k, v in spread.items() if not isinstance(v, list)}})
+    return rows, {"histograms": histograms}, ["Each tensor is standardised by itself; a Gaussian has kurtosis 3."]
 
 
 def read_weights(model: str) -> dict[str, Tensor]:

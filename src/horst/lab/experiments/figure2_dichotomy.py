@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from horst.lab.data.separable import sparse_teacher_data
 from horst.lab.experiments import toy_suite
-from horst.lab.experiments.methods import Method, OperatorMethod
-from horst.lab.experiments.result import Result, run_and_record
+from horst.lab.experiments.methods import methods_by_name
+from horst.lab.experiments.result import Found, recorded
 from horst.operators import (
     L1,
     L2,
@@ -46,17 +45,15 @@ class Config(toy_suite.Config):
     mirror_lr: float = 0.9
 
 
-def run(config: Config) -> Result:
+@recorded("figure2_dichotomy")
+def run(config: Config) -> Found:
     """Probe every operator, and run those of the four quadrants."""
-
-    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-        rows = [_probe(name, group, operator, config) for name, group, operator in _operators(config.gamma)]
-        measured = _measured_bias(config)
-        for row in rows:
-            row.update(measured.get(row["operator"], {}))
-        return rows, {}, _NOTES
-
-    return run_and_record("figure2_dichotomy", config, body)
+    measured = _measured_bias(config)
+    rows = [
+        _probe(name, group, operator, config) | measured.get(name, {})
+        for name, group, operator in _operators(config.gamma)
+    ]
+    return rows, {}, _NOTES
 
 
 def _operators(gamma: float) -> list[tuple[str, str, Operator]]:
@@ -96,24 +93,15 @@ def _probe(name: str, group: str, operator: Operator, config: Config) -> dict[st
 
 def _measured_bias(config: Config) -> dict[str, dict[str, Any]]:
     """Angles to the max-margin solutions at the end of a toy run, for the operators of the four quadrants."""
-    methods: list[Method] = [
-        OperatorMethod(name="Sign descent", label="", operator=Steepest(LInf()), lrs=(config.steepest_lr,)),
-        OperatorMethod(name="Coordinate descent", label="", operator=Steepest(L1()), lrs=(config.steepest_lr,)),
-        OperatorMethod(
-            name="cosh entropy", label="", operator=Mirror(CoshEntropy()), exact=True, lrs=(config.mirror_lr,)
-        ),
-        OperatorMethod(
-            name="Hyperbolic entropy",
-            label="",
-            operator=Mirror(HyperbolicEntropy(config.gamma)),
-            exact=True,
-            lrs=(config.mirror_lr,),
-        ),
-    ]
-    data = sparse_teacher_data(
-        config.seeds, n_samples=config.n_samples, n_features=config.n_features, teacher=config.teacher
-    )
-    start = toy_suite.start_values(config, len(config.seeds)).to(data.z.dtype)
+    known = methods_by_name(gamma=config.gamma)
+    quadrants = {
+        "Sign descent": ("sign_sgd", config.steepest_lr),
+        "Coordinate descent": ("coordinate", config.steepest_lr),
+        "cosh entropy": ("cosh", config.mirror_lr),
+        "Hyperbolic entropy": ("hyperbolic", config.mirror_lr),
+    }
+    methods = [dataclasses.replace(known[key], name=name, lrs=(lr,)) for name, (key, lr) in quadrants.items()]
+    data, start = toy_suite.problem(config)
     trajectories = toy_suite.simulate(methods, data.z, start, steps=config.steps, snapshots=config.snapshots)
     rows = toy_suite.summary_rows(trajectories, data, toy_suite.solve_max_margins(data))
     wanted = ("lr", "angle_l1", "angle_l2", "angle_linf", "off_support", "log10_loss")

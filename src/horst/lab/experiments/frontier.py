@@ -23,7 +23,7 @@ from horst.lab.experiments.frontier_points import LANGUAGE, VISION
 from horst.lab.experiments.frontier_processes import side_by_side
 from horst.lab.experiments.language_model import LanguageConfig
 from horst.lab.experiments.outcomes import broken_down, load_or_run
-from horst.lab.experiments.result import Origin, Result, run_and_record, to_json
+from horst.lab.experiments.result import Found, Origin, Result, run_and_record, to_json
 from horst.lab.experiments.vision_model import VisionConfig, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_spread
 from horst.lab.fields import option
@@ -49,7 +49,7 @@ class LanguageStudy:
         methods: Pruning methods of points with ``methods=all``; other points are pruned by magnitude.
         sparsities: Sparsities of the pruned tensors; the dense model is always there.
         seeds: Seeds of weights and data order.
-        directory: Folder of the runs' files; an interrupted study goes on from there.
+        directory: Folder of the runs' files; an interrupted study resumes from there.
         workers: Number of processes, one run and one core each.
         device: Device that trains; auto is the GPU where there is one.
     """
@@ -80,7 +80,7 @@ class VisionStudy:
             ``epochs``, ``seeds``, ``sparsity`` (0 trains dense), and ``methods``: acdc, gmp or rigl.
         sparsity: Sparsity of the masked layers at the end of training, of points that name none.
         seeds: Seeds of weights, data order and augmentation.
-        directory: Folder of the runs' files; an interrupted study goes on from there.
+        directory: Folder of the runs' files; an interrupted study resumes from there.
         run_workers: Number of processes, one run and one core each (``workers`` is taken: they decode images).
         device: Device that trains; auto is the GPU where there is one.
     """
@@ -178,7 +178,7 @@ def run(config: LanguageStudy | VisionStudy, name: str = "frontier_language") ->
         calls.setdefault(point.name, (point, getattr(config, "sparsities", ()), config.directory, config.device))
     language = isinstance(config, LanguageStudy)
 
-    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    def body() -> Found:
         workers = config.workers if isinstance(config, LanguageStudy) else config.run_workers
         found = side_by_side(run_point, calls, workers)
         origins.extend(each["origin"] for each in found)
@@ -198,22 +198,12 @@ def run_point(point: Point, sparsities: tuple[float, ...], directory: pathlib.Pa
     """
     where = directory / point.name
     language = isinstance(point.run, LanguageConfig)
-    compute = _train_and_prune if language else _train_sparse
-    settings: dict[str, Any]
-    if language:
-        settings = language_model.run_identity(point.run, point.optimizer, point.seed)
-        settings["pruning"] = [sparsities, point.methods, "blocks", one_shot.Config().calibration_samples]
-    else:
-        (method,) = point.methods
-        settings = vision_model.run_identity(point.run, point.optimizer, point.sparsity, point.seed, method)
     with processes(device) as world:
-        outcome = load_or_run(
-            where / "outcome.json", settings, lambda: compute(point, sparsities, where, world), str(world.device)
-        )
+        found = _train_and_prune(point, sparsities, where, world) if language else _train_sparse(point, where, world)
     length = "steps" if language else "epochs"
     shape = {"width": point.run.model.width, length: getattr(point.run, length), "seed": point.seed}
     about = {**about_optimizer(point.optimizer, point.run.optimization), **shape}
-    return {"rows": [{**row, **about} for row in outcome["rows"]], "origin": outcome["origin"]}
+    return {"rows": [{**row, **about} for row in found["rows"]], "origin": found["origin"]}
 
 
 def about_optimizer(optimizer: Name, optimization: Optimization) -> dict[str, Any]:
@@ -263,36 +253,35 @@ def _changed(run: Any, settings: dict[str, Any]) -> Any:
     return dataclasses.replace(run, optimization=dataclasses.replace(run.optimization, **rest), **own)
 
 
-def _train_and_prune(
-    point: Point, sparsities: tuple[float, ...], where: pathlib.Path, world: World
-) -> dict[str, list[dict[str, Any]]]:
+def _train_and_prune(point: Point, sparsities: tuple[float, ...], where: pathlib.Path, world: World) -> dict[str, Any]:
     config = one_shot.Config(run=point.run, sparsities=sparsities, methods=point.methods, prune_layers="blocks")
-    try:
-        found = one_shot.train_and_prune(config, point.optimizer, point.seed, where, world)
-    except NonFiniteLoss as error:
-        return {"rows": one_shot.broken_levels(config, error)}
-    more = {**found["spread"], "seconds": found["training"]["seconds"]}
-    return {"rows": [{**row, **more} for row in found["rows"]]}
+    found = one_shot.one_run(config, point.optimizer, point.seed, world, where)
+    if "spread" in found:  # it did not break down
+        more = {**found["spread"], "seconds": found["training"]["seconds"]}
+        found["rows"] = [{**row, **more} for row in found["rows"]]
+    return found
 
 
-def _train_sparse(
-    point: Point, sparsities: tuple[float, ...], where: pathlib.Path, world: World
-) -> dict[str, list[dict[str, Any]]]:
+def _train_sparse(point: Point, where: pathlib.Path, world: World) -> dict[str, Any]:
     (method,) = point.methods
-    level = {"method": method if point.sparsity else "dense", "sparsity": point.sparsity}
-    try:
-        model, trained, _ = train_sparse_vision_model(
-            point.run, point.optimizer, point.sparsity, point.seed, where, world, method
-        )
-    except NonFiniteLoss as error:
-        return {"rows": [{**level, "top1": None, "loss": None, **broken_down(error)}]}
-    weights = [layer.param for layer in find_layers(model, "blocks")]
-    row = {
-        **level,
-        "top1": trained.metrics["top1"],
-        "loss": trained.metrics["loss"],
-        "zeros": sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights),
-        **weight_spread(weights, nonzero=True),
-        "seconds": trained.seconds,
-    }
-    return {"rows": [row]}
+    run = (point.run, point.optimizer, point.sparsity, point.seed)
+
+    def compute() -> dict[str, list[dict[str, Any]]]:
+        level = {"method": method if point.sparsity else "dense", "sparsity": point.sparsity}
+        try:
+            model, trained, _ = train_sparse_vision_model(*run, where, world, method)
+        except NonFiniteLoss as error:
+            return {"rows": [{**level, "top1": None, "loss": None, **broken_down(error)}]}
+        weights = [layer.param for layer in find_layers(model, "blocks")]
+        row = {
+            **level,
+            "top1": trained.metrics["top1"],
+            "loss": trained.metrics["loss"],
+            "zeros": sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights),
+            **weight_spread(weights, nonzero=True),
+            "seconds": trained.seconds,
+        }
+        return {"rows": [row]}
+
+    identity = vision_model.run_identity(*run, method)
+    return load_or_run(where / "outcome.json", identity, compute, str(world.device))

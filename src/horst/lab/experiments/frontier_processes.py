@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context, parent_process
 from typing import Any
 
 import torch
+
+from horst.lab.training.torch_settings import threads
 
 
 def side_by_side(
@@ -39,7 +40,7 @@ def side_by_side(
         sys.stderr.write(f"{len(found)} of {len(calls)} after {minutes:.1f} min: {name}\n")
 
     if workers == 1:
-        with _one_thread():
+        with threads(1):
             for name, arguments in calls.items():
                 note(name, function(*arguments))
         return list(found.values())
@@ -66,13 +67,3 @@ def _begin_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

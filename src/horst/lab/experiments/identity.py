@@ -1,6 +1,6 @@
 """What makes a run this run: the settings that decide what it computes, and the data it was given.
 
-Both go into its checkpoints, which another run does not go on from, and into its outcome, which no other run is given.
+Both go into its checkpoints, from which no other run resumes, and into its outcome, which no other run is given.
 :mod:`horst.lab.fields` says which settings decide.
 """
 
@@ -83,7 +83,7 @@ def _token_data(folder: pathlib.Path, stamp: Any) -> dict[str, Any]:
         with open(file.path, "rb") as stream:
             digest.update(stream.read(_BEGINNING))
     counts = {split: len(file.tokens) for split, file in opened.items()}
-    return {"tokenizer": opened["train"].tokenizer, "tokens": counts, "digest": _short(digest)}
+    return {"tokenizer": opened["train"].tokenizer, "tokens": counts, "digest": digest.hexdigest()[:16]}
 
 
 def image_data(data: ImageData) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def image_data(data: ImageData) -> dict[str, Any]:
     for tensor in (data.images, data.labels, data.test_images, data.test_labels):
         digest.update(tensor.contiguous().numpy().data)
     counts = {"train": len(data.images), "test": len(data.test_images)}
-    return {"images": counts, "shape": list(data.images.shape[1:]), "digest": _short(digest)}
+    return {"images": counts, "shape": list(data.images.shape[1:]), "digest": digest.hexdigest()[:16]}
 
 
 @functools.cache  # a million names take a while, and every run of a table asks
@@ -113,9 +113,4 @@ def image_folders(root: pathlib.Path) -> dict[str, Any]:
         sizes = [os.stat(path).st_size for path in paths[:: max(1, len(paths) // _SAMPLE)]]
         digest.update(repr(sizes).encode())
         counts[split] = len(paths)
-    return {"files": counts, "digest": _short(digest)}
-
-
-def _short(digest: Any) -> str:
-    text: str = digest.hexdigest()
-    return text[:16]
+    return {"files": counts, "digest": digest.hexdigest()[:16]}

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.baselines.spred import merge_factors
-from horst.lab.data.token_batches import EvaluationBatch, TokenBatches, evaluation_batches
+from horst.lab.data.token_batches import TokenBatches, evaluation_batches
 from horst.lab.experiments import identity
-from horst.lab.experiments.whole import whole_model
 from horst.lab.fields import option
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.lab.training import LoopConfig, OneCycle, Task, TrainResult, parallelize, perplexity, train
-from horst.lab.training.distributed import World
+from horst.lab.training.distributed import World, is_sharded, whole_tensor
 
 ORDER_SEED = 1337  # of the data in the paper's base code
 
@@ -116,7 +115,12 @@ def train_language_model(
         directory=directory,
     )
     merge_factors(model)
-    return whole_model(model, GPT2(config.model), world.device), result
+    cut: bool = is_sharded(model)
+    if cut:  # pruning and counting need whole tensors
+        weights = {name: whole_tensor(tensor) for name, tensor in model.state_dict().items()}
+        model = GPT2(config.model).to(world.device)
+        model.load_state_dict(weights)
+    return model, result
 
 
 def _loss(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -130,7 +134,7 @@ def evaluate_language_model(model: nn.Module, config: LanguageConfig, world: Wor
     return perplexity(model, batches, precision=config.loop.precision)
 
 
-def _validation(config: LanguageConfig, world: World) -> Iterator[EvaluationBatch]:
+def _validation(config: LanguageConfig, world: World) -> Iterator[tuple[Tensor, Tensor]]:
     # A beginning of the file is the same text on any number of processes; the whole file is in any case.
     shares = world.size if config.eval_batches is None else 1
     return evaluation_batches(

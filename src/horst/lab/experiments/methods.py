@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from horst.kernels.horst_step.reference import ham_step_reference, horst_step_reference
-from horst.lab.models.diagonal import factor_gradients, product
 from horst.operators import (
     L1,
     Adam,
@@ -101,28 +100,19 @@ class AlternatingMethod(Method):
         """One step of the paper's algorithm, without weight decay: it would bound theta and hide the direction."""
         step = state["step"] + 1
         reference = horst_step_reference if self.along == "adam" else ham_step_reference
-        theta, m, v = reference(
-            theta,
-            g,
-            state["m"],
-            state["v"],
-            float(step),
-            lr=lr,
-            beta1=0.9,
-            beta2=0.999,
-            eps=1e-8,
-            weight_decay=0.0,
-            alpha=self.alpha,
-            beta=0.0,
-            max_exponent=self.max_exponent,
-        )
+        own: dict[str, Any] = {"alpha": self.alpha, "beta": 0.0, "max_exponent": self.max_exponent}
+        adamw: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+        theta, m, v = reference(theta, g, state["m"], state["v"], float(step), lr=lr, **adamw, **own)
         return theta, {"m": m, "v": v, "step": step}
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiagonalMethod(Method):
-    """An operator run on the factors of a diagonal network whose product is theta (Figure 1, right).
+    r"""An operator run on the factors of a diagonal network: Figure 1 (right) and the proof of Theorem 4.7.
+
+    :math:`f(x) = \langle \theta, x \rangle` with :math:`\theta = w_1 \odot \dots \odot w_L`. Gradient flow on the
+    factors, started balanced, is mirror flow on :math:`\theta`: for L = 2 with the entropy.
 
     Args:
         operator: Elementwise operator that steps every factor.
@@ -152,7 +142,25 @@ class DiagonalMethod(Method):
         rate = lr.unsqueeze(-1) if isinstance(lr, Tensor) else lr
         direction, memory = self.operator.update(factors, factor_gradients(factors, g), memory)
         factors = factors - rate * direction
-        return product(factors), {"factors": factors, **memory}
+        return factors.prod(-2), {"factors": factors, **memory}
+
+
+def factor_gradients(factors: Tensor, g: Tensor) -> Tensor:
+    r"""The gradient in every factor from the gradient in theta: :math:`\partial_{w_i} = g \odot \prod_{j \ne i} w_j`.
+
+    Args:
+        factors: Factors, ``(..., depth, features)``.
+        g: Gradient in theta, ``(..., features)``.
+
+    Example:
+        >>> factor_gradients(torch.tensor([[2.0], [3.0]]), torch.tensor([10.0]))
+        tensor([[30.],
+                [20.]])
+    """
+    depth = factors.shape[-2]
+    # Not theta / w_i: a factor may be zero.
+    others = [torch.cat([factors[..., :i, :], factors[..., i + 1 :, :]], dim=-2).prod(-2) for i in range(depth)]
+    return g.unsqueeze(-2) * torch.stack(others, dim=-2)
 
 
 def methods_by_name(*, gamma: float = 1e-3, horst_alpha: float = 5.0, ham_alpha: float = 200.0) -> dict[str, Method]:

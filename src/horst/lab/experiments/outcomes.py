@@ -12,7 +12,7 @@ from typing import Any
 from horst.files import read_json, write_json
 from horst.lab.experiments.result import environment, to_json
 from horst.lab.training import NonFiniteLoss
-from horst.lab.training.distributed import on_every_rank, rank
+from horst.lab.training.distributed import on_rank_0
 from horst.optimizers import auto_alpha
 
 logger = logging.getLogger(__name__)
@@ -36,13 +36,15 @@ def load_or_run(
     names = ("MAX_RATE", "MAX_NOISE_IN_LOG", "MAX_SCALE_PER_RMS", "MAX_MIRROR_PER_ADAM")
     rule = [getattr(auto_alpha, name) for name in names]
     key = {"config": wanted, "auto": rule}
-    saved = _of_rank_0(lambda: _read(path, key))
+    saved = on_rank_0(lambda: _read(path, key))
     if not saved:
         origin: dict[str, Any] = {"environment": environment(device)}
         began = time.perf_counter()
         outcome = to_json(compute())
         origin["seconds"] = round(time.perf_counter() - began, 3)
-        saved = _of_rank_0(lambda: _write(path, {**key, "outcome": outcome, "origin": origin}))
+        # what rank 0 has written is what all ranks return: they must agree on what was found
+        saved = on_rank_0(lambda: {"outcome": outcome, "origin": origin})
+        on_rank_0(lambda: write_json(path, {**key, **saved}))
     return {**saved["outcome"], "origin": saved["origin"]}
 
 
@@ -57,16 +59,6 @@ def broken_down(error: NonFiniteLoss) -> dict[str, str]:
     return {"broke_down": str(error).split(";")[0]}
 
 
-def _of_rank_0(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``action`` returns on rank 0, which alone does it, on every rank: they must agree on what is done."""
-    return on_every_rank(lambda: action() if rank() == 0 else {})[0]
-
-
-def _write(path: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
-    write_json(path, saved)
-    return saved
-
-
 def _read(path: pathlib.Path, key: dict[str, Any]) -> dict[str, Any]:
     """What the file holds; nothing if there is none, if it is another's, or if it is damaged, which a warning tells."""
     if not path.is_file():
@@ -76,11 +68,7 @@ def _read(path: pathlib.Path, key: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         logger.warning("%s is no whole outcome (%s): its run is taken for not done.", path, error)
         return {}
-    if not isinstance(saved.get("outcome"), dict):
+    if not isinstance(saved.get("outcome"), dict) or "origin" not in saved:
         logger.warning("%s holds no outcome of ours: its run is taken for not done.", path)
         return {}
-    if {name: saved.get(name) for name in key} != key:
-        return {}
-    if "origin" not in saved:  # an earlier version did not note it
-        saved["origin"] = {"environment": dict.fromkeys(environment(), "unknown"), "seconds": 0.0}
-    return saved
+    return saved if {name: saved.get(name) for name in key} == key else {}

@@ -30,11 +30,12 @@ from horst.lab.data.image_data import read_digits
 from horst.lab.data.tokenization import write_token_files
 from horst.lab.experiments import table1_deit_acdc, table6_gpt2_one_shot
 from horst.lab.experiments.language_model import LanguageConfig
-from horst.lab.experiments.result import Origin, Result, run_and_record
+from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.lab.training import Interrupted, LoopConfig, World, processes
+from horst.lab.training.torch_settings import threads
 
 NAME = "quickstart"
 LABELS = {"adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST with l1"}
@@ -128,16 +129,6 @@ class Config:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """One model to train, and the function that returns its rows and its histogram."""
-
-    part: str
-    optimizer: Name
-    about: str
-    compute: Callable[[World], dict[str, Any]]
-
-
 def show(line: str) -> None:
     """The default of ``progress``: a line on stderr. The loop of each run shows a bar of its own in a terminal."""
     sys.stderr.write(line + "\n")
@@ -163,28 +154,26 @@ def run(config: Config, progress: Callable[[str], None] = show) -> Result:
     return run_and_record(NAME, config, functools.partial(_body, config, progress, origins), "cpu", origins, setting)
 
 
-def _body(
-    config: Config, progress: Callable[[str], None], origins: list[Origin]
-) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _body(config: Config, progress: Callable[[str], None], origins: list[Origin]) -> Found:
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {"language": {}, "vision": {}}
     done = 0
-    with processes("cpu") as world, _few_threads():
+    with processes("cpu") as world, threads(_thread_count()):
         data = config.unfinished / f"python-{platform.python_version()}"
         runs, notes = list(_runs(config, data)), _notes(config, data)
         for note in (*notes, f"{len(runs)} runs follow."):
             progress(note)
         try:
             _write_text(data)
-            for number, each in enumerate(runs, 1):
-                progress(f"[{number}/{len(runs)}] {each.about}")
+            for number, (part, optimizer, about, compute) in enumerate(runs, 1):
+                progress(f"[{number}/{len(runs)}] {about}")
                 began = time.perf_counter()
-                found = each.compute(world)
+                found = compute(world)
                 progress(f"    {_in_words(found['rows'])} ({time.perf_counter() - began:.0f} s)")
                 origins.append(found["origin"])
-                rows += [{"part": each.part, **row} for row in found["rows"]]
+                rows += [{"part": part, **row} for row in found["rows"]]
                 if "histogram" in found:  # not of a run that broke down
-                    histograms[each.part].setdefault(each.optimizer, found["histogram"])
+                    histograms[part].setdefault(optimizer, found["histogram"])
                 done = number
         except (Interrupted, KeyboardInterrupt) as stop:
             if not rows:
@@ -210,8 +199,8 @@ def is_partial(result: Result) -> bool:
     return runs["done"] < runs["planned"]
 
 
-def _runs(config: Config, data: pathlib.Path) -> Iterator[_Run]:
-    """All runs, seed by seed so that an early end leaves pairs to compare."""
+def _runs(config: Config, data: pathlib.Path) -> Iterator[tuple[str, Name, str, Callable[[World], dict[str, Any]]]]:
+    """All runs, seed by seed so that an early end leaves pairs to compare: part, optimizer, words, what to call."""
     names: tuple[Name, ...] = ("adamw", "horst", "horst-l1")
     for seed in config.seeds:
         for name in names:
@@ -222,11 +211,11 @@ def _runs(config: Config, data: pathlib.Path) -> Iterator[_Run]:
                 directory=config.unfinished,
             )
             compute = functools.partial(table6_gpt2_one_shot.one_run, table, name, seed)
-            yield _Run("language", name, f"GPT with {LABELS[name]}, seed {seed}", compute)
+            yield "language", name, f"GPT with {LABELS[name]}, seed {seed}", compute
         for lr in config.vision_lrs:
             for name in names[:2]:
                 about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
-                yield _Run("vision", name, about, functools.partial(_vision_run, config, lr, name, seed))
+                yield "vision", name, about, functools.partial(_vision_run, config, lr, name, seed)
 
 
 def _vision_run(config: Config, lr: float, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
@@ -279,14 +268,8 @@ def _write_text(folder: pathlib.Path) -> None:
     write_token_files(texts(), folder, tokenizer="bytes")
 
 
-@contextlib.contextmanager
-def _few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, THREADS, (os.cpu_count() or 1) // 2)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _thread_count() -> int:
+    return max(1, min(torch.get_num_threads(), THREADS, (os.cpu_count() or 1) // 2))
 
 
 def _size(model: nn.Module) -> int:

@@ -15,19 +15,15 @@ from typing import Any
 
 from horst.lab.baselines.contenders import Optimization
 from horst.lab.experiments import (
-    figure1_diagonal_network,
     figure1_weight_spread,
     figure2_dichotomy,
-    figure3_composition_order,
-    figure5_additive_vs_multiplicative,
-    figure6_mirror_maps,
-    figure7_loss_curves,
     frontier,
     frontier_points,
     table1_deit_acdc,
     table6_gpt2_one_shot,
     theorem4_7_implicit_bias,
     toy_ablation,
+    toy_figures,
     toy_suite,
 )
 from horst.lab.experiments.language_model import LanguageConfig
@@ -131,9 +127,16 @@ _TABLE3: dict[str, Any] = {"optimizers": ("adamw", "ham", "horst"), "sparsities"
 _TABLE4: dict[str, Any] = {"sparsities": (0.7,), "seeds": (0,), "directory": pathlib.Path("runs/table4")}
 
 
-def _toy(module: Any) -> Recipe:
-    about = str(module.__doc__).split("\n")[0].rstrip(".")
-    return Recipe(about=about, run=module.run, scales={"paper": module.Config})
+def _paper(about: str, run: Callable[[Any], Result], config: Callable[[], Any]) -> Recipe:
+    return Recipe(about=about, run=run, scales={"paper": config})
+
+
+def _module(module: Any) -> Recipe:
+    return _paper(str(module.__doc__).split("\n")[0].rstrip("."), module.run, module.Config)
+
+
+def _profiles(about: str, name: str, *methods: str) -> Recipe:
+    return _paper(about, partial(toy_figures.run_profiles, name=name), partial(toy_suite.Config, methods=methods))
 
 
 RECIPES: dict[str, Recipe] = {
@@ -227,14 +230,34 @@ RECIPES: dict[str, Recipe] = {
         },
         sparsities_in_one_run=True,
     ),
-    "figure1_left": _toy(figure1_weight_spread),
-    "figure1_right": _toy(figure1_diagonal_network),
-    "figure2": _toy(figure2_dichotomy),
-    "figure3_right": _toy(figure3_composition_order),
-    "figure5": _toy(figure5_additive_vs_multiplicative),
-    "figure6": _toy(figure6_mirror_maps),
-    "figure7": _toy(figure7_loss_curves),
-    "theorem4_7": _toy(theorem4_7_implicit_bias),
-    "toy_suite": _toy(toy_suite),
-    "toy_ablation": _toy(toy_ablation),
+    "figure1_left": _module(figure1_weight_spread),
+    "figure1_right": _paper(
+        "Figure 1 (right): a diagonal network <u * v, x>. Gradient descent finds the sparse features, Adam spreads out",
+        toy_figures.run_diagonal,
+        toy_figures.DiagonalConfig,
+    ),
+    "figure2": _module(figure2_dichotomy),
+    "figure3_right": _profiles(
+        "Figure 3 (right): the order of composition. Exp-Adam, a mirror after Adam, against Adam-Exp, one before it",
+        "figure3_composition_order",
+        *("adam", "exp_adam", "adam_exp"),
+    ),
+    "figure5": _profiles(
+        "Figure 5: additive against multiplicative updates. SGD and Exp-SGD (a), Adam and Exp-Adam (b)",
+        "figure5_additive_vs_multiplicative",
+        *("sgd", "exp_sgd", "adam", "exp_adam"),
+    ),
+    "figure6": _profiles(
+        "Figure 6: mirror maps. The hyperbolic entropy (a) against the cosh entropy (b)",
+        "figure6_mirror_maps",
+        *("hyperbolic", "cosh"),
+    ),
+    "figure7": _paper(
+        "Figure 7: the loss over time. SignSGD (a), and the cosh entropy over Appendix D's learning rates (b)",
+        toy_figures.run_loss_curves,
+        toy_figures.LossCurvesConfig,
+    ),
+    "theorem4_7": _module(theorem4_7_implicit_bias),
+    "toy_suite": _module(toy_suite),
+    "toy_ablation": _module(toy_ablation),
 }

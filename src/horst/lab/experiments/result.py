@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import math
 import os
@@ -11,7 +12,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from horst.files import read_json, write_json
 
 SCHEMA_VERSION = 1
 Origin = Mapping[str, Any]
+Found = tuple[list[dict[str, Any]], dict[str, Any], list[str]]  # rows, curves, notes
+C = TypeVar("C")
 _PACKAGES = ("numpy", "triton", "timm")  # where installed, beside torch
 
 
@@ -87,7 +90,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 def run_and_record(
     name: str,
     config: Any,
-    body: Callable[[], tuple[list[dict[str, Any]], dict[str, Any], list[str]]],
+    body: Callable[[], Found],
     device: str = "cpu",
     origins: Sequence[Origin] = (),
     setting: str = "",
@@ -112,6 +115,19 @@ def run_and_record(
         notes=notes,
         **provenance(origins, environment(device), time.perf_counter() - start),
     )
+
+
+def recorded(name: str) -> Callable[[Callable[[C], Found]], Callable[[C], Result]]:
+    """Make an experiment of a function from a config to rows, curves and notes; see :func:`run_and_record`."""
+
+    def decorate(compute: Callable[[C], Found]) -> Callable[[C], Result]:
+        @functools.wraps(compute)
+        def run(config: C) -> Result:
+            return run_and_record(name, config, lambda: compute(config))
+
+        return run
+
+    return decorate
 
 
 def provenance(origins: Sequence[Origin], here: dict[str, Any], seconds: float) -> dict[str, Any]:

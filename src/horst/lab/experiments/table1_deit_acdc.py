@@ -14,12 +14,12 @@ from typing import Any
 
 from horst.lab.baselines.contenders import Name
 from horst.lab.experiments.outcomes import broken_down, load_or_run
-from horst.lab.experiments.result import Origin, Result, run_and_record
+from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig, in_words, run_identity, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_histogram
-from horst.lab.experiments.whole import whole_tensor
 from horst.lab.fields import option
 from horst.lab.training import NonFiniteLoss, World, processes
+from horst.lab.training.distributed import whole_tensor
 from horst.sparsity.masks import check_sparsity
 
 
@@ -35,7 +35,7 @@ class Config:
             other sparsities it is that of ``run``.
         ham_betas: HAM's betas, one run each; empty for that of ``run`` alone.
         seeds: Seeds of weights, data order and augmentation. The paper does not number its seeds.
-        directory: Folder of checkpoints and metrics; an interrupted table goes on from there.
+        directory: Folder of checkpoints and metrics; an interrupted table resumes from there.
     """
 
     run: VisionConfig = VisionConfig()
@@ -59,9 +59,7 @@ def run(config: Config, name: str = "table1_deit_acdc") -> Result:
         return run_and_record(name, config, body, str(world.device), origins, in_words(config.run))
 
 
-def _body(
-    config: Config, world: World, origins: list[Origin]
-) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _body(config: Config, world: World, origins: list[Origin]) -> Found:
     rows: list[dict[str, Any]] = []
     histograms: dict[str, dict[str, Any]] = {}
     phases: list[dict[str, Any]] = []

@@ -25,7 +25,7 @@ from horst.lab.experiments.language_model import (
     train_language_model,
 )
 from horst.lab.experiments.outcomes import broken_down, load_or_run
-from horst.lab.experiments.result import Origin, Result, run_and_record
+from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.weight_histogram import weight_histogram, weight_spread
 from horst.lab.fields import option
 from horst.lab.training import NonFiniteLoss, World, processes
@@ -54,7 +54,7 @@ class Config:
         prune_layers: Layers to prune: the paper's choice, or all blocks.
         calibration_samples: Number of training sequences that Wanda and SparseGPT look at.
         seeds: Seeds of weights and data order. The paper has one.
-        directory: Folder of checkpoints and metrics; an interrupted table goes on from there.
+        directory: Folder of checkpoints and metrics; an interrupted table resumes from there.
     """
 
     run: LanguageConfig = LanguageConfig()
@@ -79,9 +79,7 @@ def run(config: Config, name: str = "table6_gpt2_one_shot") -> Result:
         return run_and_record(name, config, body, str(world.device), origins, in_words(config.run))
 
 
-def _body(
-    config: Config, world: World, origins: list[Origin]
-) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+def _body(config: Config, world: World, origins: list[Origin]) -> Found:
     rows: list[dict[str, Any]] = []
     curves: dict[str, Any] = {"training": [], "histograms": {}}
     for seed in config.seeds:
@@ -95,13 +93,18 @@ def _body(
     return rows, curves, ["Perplexity is token-weighted; the paper's code averages batch losses."]
 
 
-def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
+def one_run(
+    config: Config, optimizer: Name, seed: int, world: World, directory: pathlib.Path | None = None
+) -> dict[str, Any]:
     """Train one model and prune it at every level, unless that was done before; see :func:`train_and_prune`.
 
-    One that breaks down has rows without numbers, and no histogram.
+    One that breaks down has rows without numbers, no histogram and no spread. ``directory=None`` is a folder of
+    ``config.directory``, named after the run.
     """
     optimization = config.run.optimization
-    directory = config.directory / f"{optimizer}-{optimization.label(optimizer)}-lr{optimization.lr:g}-seed{seed}"
+    about = {**optimization.about(optimizer), "seed": seed}
+    if directory is None:
+        directory = config.directory / f"{optimizer}-{optimization.label(optimizer)}-lr{optimization.lr:g}-seed{seed}"
     settings = {
         **run_identity(config.run, optimizer, seed),
         "pruning": [config.sparsities, config.methods, config.prune_layers, config.calibration_samples],
@@ -111,20 +114,14 @@ def one_run(config: Config, optimizer: Name, seed: int, world: World) -> dict[st
         try:
             return train_and_prune(config, optimizer, seed, directory, world)
         except NonFiniteLoss as error:
-            about = {**config.run.optimization.about(optimizer), "seed": seed}
+            levels = [("dense", 0.0), *itertools.product(config.methods, config.sparsities)]
+            why = {"loss": None, "perplexity": None, **broken_down(error)}
             return {
-                "rows": [{**about, **level} for level in broken_levels(config, error)],
+                "rows": [{**about, "method": method, "sparsity": level, **why} for method, level in levels],
                 "training": {**about, "tokens_per_second": None, "seconds": None, "steps": None},
             }
 
     return load_or_run(directory / "outcome.json", settings, compute, str(world.device))
-
-
-def broken_levels(config: Config, error: NonFiniteLoss) -> list[dict[str, Any]]:
-    """The levels of a model that broke down in training: none has numbers."""
-    levels = [("dense", 0.0), *((method, level) for method in config.methods for level in config.sparsities)]
-    why = {"loss": None, "perplexity": None, **broken_down(error)}
-    return [{"method": method, "sparsity": level, **why} for method, level in levels]
 
 
 def train_and_prune(

@@ -15,14 +15,11 @@ from torch import Tensor
 
 from horst.lab.data.max_margin import NotSeparableError, l1_dual_correlations, max_margin
 from horst.lab.data.separable import sparse_teacher_data
-from horst.lab.experiments.result import Result, run_and_record
+from horst.lab.experiments.result import Found, recorded
 from horst.lab.experiments.steepest_mirror_flow import Flow, integrate, predicted_exponent
+from horst.lab.experiments.toy_suite import angle, mean_and_std
 
-SETUPS = {
-    "positive": "features as they are, theta starts positive",
-    "pairs": "features x and -x, theta = u - v",
-    "random_signs": "features as they are, theta starts with random signs",
-}
+SETUPS = ("positive", "pairs", "random_signs")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +28,8 @@ class Config:
 
     Args:
         p_values: Exponents of the norm. The theorem covers the integers from 2; ``inf`` is its open limit.
-        setups: Setups among "positive", "pairs" and "random_signs".
+        setups: Setups: "positive" (theta starts positive), "pairs" (features x and -x, theta = u - v) and
+            "random_signs" (theta starts with random signs).
         seeds: Data seeds.
         n_samples: Number of samples, N.
         n_features: Number of features, D.
@@ -45,7 +43,7 @@ class Config:
     """
 
     p_values: tuple[float, ...] = (2.0, 3.0, 4.0, 8.0, 16.0, 32.0, math.inf)
-    setups: tuple[str, ...] = ("positive", "pairs", "random_signs")
+    setups: tuple[str, ...] = SETUPS
     seeds: tuple[int, ...] = (0, 1, 2)
     n_samples: int = 80
     n_features: int = 100
@@ -63,34 +61,31 @@ class Config:
             raise ValueError(f"unknown setups {unknown}. Choose from {list(SETUPS)}.")
 
 
-def run(config: Config) -> Result:
+@recorded("theorem4_7_implicit_bias")
+def run(config: Config) -> Found:
     """Follow every flow; a row for every setup and p, a curve of the margin gap for each."""
-
-    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-        data = sparse_teacher_data(
-            config.seeds, n_samples=config.n_samples, n_features=config.n_features, teacher=config.teacher
-        )
-        first = math.log(config.n_features * config.init_scale) + 1
-        grid = torch.linspace(first, config.log_norm_end, config.grid, dtype=torch.float64).tolist()
-        curves: dict[str, Any] = {"log10_norm": [value / math.log(10) for value in grid], "gap": {}, "angle": {}}
-        rows: list[dict[str, Any]] = []
-        for setup in config.setups:
-            problems = [_Problem.build(z, setup, config, seed) for z, seed in zip(data.z, config.seeds, strict=True)]
-            solvable = [problem for problem in problems if problem.restricted is not None]
-            if not solvable:
-                rows.append({"setup": setup, "p": None, "solvable_seeds": 0})
-                continue
-            for p in config.p_values:
-                key = f"{setup} p={p:g}"
-                row, curves["gap"][key], curves["angle"][key] = _measure(setup, p, solvable, grid, config)
-                rows.append(row)
-            if setup == config.setups[0] and math.inf in config.p_values:
-                for smoothing in config.other_smoothings:
-                    changed = dataclasses.replace(config, smoothing=smoothing)
-                    rows.append(_measure(setup, math.inf, solvable, grid, changed)[0])
-        return rows, curves, _NOTES
-
-    return run_and_record("theorem4_7_implicit_bias", config, body)
+    data = sparse_teacher_data(
+        config.seeds, n_samples=config.n_samples, n_features=config.n_features, teacher=config.teacher
+    )
+    first = math.log(config.n_features * config.init_scale) + 1
+    grid = torch.linspace(first, config.log_norm_end, config.grid, dtype=torch.float64).tolist()
+    curves: dict[str, Any] = {"log10_norm": [value / math.log(10) for value in grid], "gap": {}, "angle": {}}
+    rows: list[dict[str, Any]] = []
+    for setup in config.setups:
+        problems = [_Problem.build(z, setup, config, seed) for z, seed in zip(data.z, config.seeds, strict=True)]
+        solvable = [problem for problem in problems if problem.restricted is not None]
+        if not solvable:
+            rows.append({"setup": setup, "p": None, "solvable_seeds": 0})
+            continue
+        for p in config.p_values:
+            key = f"{setup} p={p:g}"
+            row, curves["gap"][key], curves["angle"][key] = _measure(setup, p, solvable, grid, config)
+            rows.append(row)
+        if setup == config.setups[0] and math.inf in config.p_values:
+            for smoothing in config.other_smoothings:
+                changed = dataclasses.replace(config, smoothing=smoothing)
+                rows.append(_measure(setup, math.inf, solvable, grid, changed)[0])
+    return rows, curves, _NOTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +138,7 @@ def _measure(
         path = torch.stack([flow.at(value) for value in grid])
         gap = problem.gap(path, problem.restricted)
         gaps.append(gap)
-        angles.append(_angle(problem.in_features(path), problem.in_features(problem.restricted)))
+        angles.append(angle(problem.in_features(path), problem.in_features(problem.restricted)))
         end = flow.theta[-1]
         correlations = l1_dual_correlations(problem.z, signs=problem.start.sign()) * problem.start.sign()
         found = {
@@ -151,28 +146,19 @@ def _measure(
             "gap_halfway": float(gap[len(grid) // 2]),
             "gap_global": float(problem.gap(end, problem.best["l1"])),
             "angle_restricted": float(angles[-1][-1]),
-            "angle_between_starts": float(_angle(problem.in_features(end), problem.in_features(other.theta[-1]))),
+            "angle_between_starts": float(angle(problem.in_features(end), problem.in_features(other.theta[-1]))),
             "measured_exponent": _slope(flow, problem),
             "predicted_exponent": predicted_exponent(correlations, p),
         }
         for name, solution in problem.best.items():
-            found[f"angle_{name}"] = float(_angle(problem.in_features(end), solution))
+            found[f"angle_{name}"] = float(angle(problem.in_features(end), solution))
         for key, value in found.items():
             values.setdefault(key, []).append(value)
     row: dict[str, Any] = {"setup": setup, "p": p if math.isfinite(p) else "inf", "solvable_seeds": len(problems)}
     row["smoothing"] = 0.0 if p == 2 else config.smoothing
     row["log10_norm"] = config.log_norm_end / math.log(10)
-    for key, per_seed in values.items():
-        stacked = torch.tensor(per_seed, dtype=torch.float64)
-        row[key] = float(stacked.mean())
-        row[f"{key}_std"] = float(stacked.std(correction=1)) if len(per_seed) > 1 else 0.0
+    row |= mean_and_std({key: torch.tensor(found, dtype=torch.float64) for key, found in values.items()})
     return row, torch.stack(gaps).mean(0).tolist(), torch.stack(angles).mean(0).tolist()
-
-
-def _angle(theta: Tensor, solution: Tensor) -> Tensor:
-    """Degrees."""
-    cosine = torch.cosine_similarity(theta, solution.expand_as(theta), dim=-1)
-    return torch.rad2deg(torch.acos(cosine.clamp(-1, 1)))
 
 
 def _slope(flow: Flow, problem: _Problem) -> float:

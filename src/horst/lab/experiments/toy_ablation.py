@@ -6,14 +6,14 @@ All variants that share a dtype are stepped in one tensor, as further problems o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from horst.lab.data.separable import SeparableData
 from horst.lab.experiments import toy_suite
-from horst.lab.experiments.methods import AlternatingMethod, Method, methods_by_name
-from horst.lab.experiments.result import Result, run_and_record
+from horst.lab.experiments.methods import AlternatingMethod, Method
+from horst.lab.experiments.result import Found, recorded
 
 # Changes to the suite's config, by the name of the variant.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -50,40 +50,32 @@ class Config(toy_suite.Config):
             raise ValueError(f"unknown variants {unknown}. Choose from {list(VARIANTS)}.")
 
 
-def run(config: Config) -> Result:
+@recorded("toy_ablation")
+def run(config: Config) -> Found:
     """A row for every variant and method, and for every alpha of HORST and HAM."""
-
-    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-        methods = _methods(config)
-        rows: list[dict[str, Any]] = []
-        for dtype in ("float64", "float32"):
-            variants = [name for name in config.variants if VARIANTS[name].get("dtype", config.dtype) == dtype]
-            if variants:
-                rows += _run_together(variants, methods, config)
-        alphas: list[Method] = [
-            AlternatingMethod(
-                name=f"{name}_alpha_{alpha:g}",
-                label=f"{label}, alpha {alpha:g}",
-                along=along,
-                alpha=alpha,
-                max_exponent=limit,
-            )
-            for name, label, along, limit in (("horst", "HORST", "adam", None), ("ham", "HAM", "gradient", 5.0))
-            for alpha in config.alphas
-        ]
-        rows += _run_together(["base"], alphas, config)
-        return rows, {}, _NOTES
-
-    return run_and_record("toy_ablation", config, body)
+    chosen = toy_suite.methods_of(config)
+    methods = [dataclasses.replace(m, lrs=(0.9,)) if m.name == "cosh" else m for m in chosen]
+    rows: list[dict[str, Any]] = []
+    for dtype in ("float64", "float32"):
+        variants = [name for name in config.variants if VARIANTS[name].get("dtype", config.dtype) == dtype]
+        if variants:
+            rows += _run_together(variants, methods, config)
+    alphas: list[Method] = [
+        AlternatingMethod(
+            name=f"{name}_alpha_{alpha:g}",
+            label=f"{label}, alpha {alpha:g}",
+            along=along,
+            alpha=alpha,
+            max_exponent=limit,
+        )
+        for name, label, along, limit in (("horst", "HORST", "adam", None), ("ham", "HAM", "gradient", 5.0))
+        for alpha in config.alphas
+    ]
+    rows += _run_together(["base"], alphas, config)
+    return rows, {}, _NOTES
 
 
-def _methods(config: Config) -> list[Method]:
-    known = methods_by_name(gamma=config.gamma, horst_alpha=config.horst_alpha, ham_alpha=config.ham_alpha)
-    chosen = [known[name] for name in config.methods]
-    return [dataclasses.replace(m, lrs=(0.9,)) if m.name == "cosh" else m for m in chosen]
-
-
-def _run_together(variants: list[str], methods: list[Method], config: Config) -> list[dict[str, Any]]:
+def _run_together(variants: list[str], methods: Sequence[Method], config: Config) -> list[dict[str, Any]]:
     """Run variants of one dtype as one batch of problems, then measure each by itself."""
     built = [toy_suite.problem(dataclasses.replace(config, **VARIANTS[name])) for name in variants]
     z = torch.cat([data.z for data, _ in built])
@@ -96,27 +88,15 @@ def _run_together(variants: list[str], methods: list[Method], config: Config) ->
             key: dataclasses.replace(t, thetas=t.thetas[:, seeds], log_losses=t.log_losses[:, seeds])
             for key, t in trajectories.items()
         }
-        rows += [{"variant": name, **row} for row in _rows(part, data)]
+        for row in toy_suite.summary_rows(part, data, toy_suite.solve_max_margins(data)):
+            rows.append({"variant": name, **{key: row[key] for key in _COLUMNS}})
     return rows
 
 
-def _rows(part: dict[str, toy_suite.Trajectory], data: SeparableData) -> list[dict[str, Any]]:
-    wanted = (
-        "method",
-        "label",
-        "lr",
-        "diverged",
-        "off_support",
-        "off_support_std",
-        "off_mass",
-        "leads",
-        "margin",
-        "log10_loss",
-    )
-    rows = toy_suite.summary_rows(part, data, toy_suite.solve_max_margins(data))
-    return [{key: row[key] for key in (*wanted, "angle_l1", "angle_l2", "angle_linf")} for row in rows]
-
-
+_COLUMNS = (
+    "method", "label", "lr", "diverged", "off_support", "off_support_std", "off_mass", "leads", "margin", "log10_loss",
+    "angle_l1", "angle_l2", "angle_linf",
+)  # fmt: skip
 _NOTES = [
     "A negative margin means that the data are not separated: with a negative teacher value or random signs, updates "
     "that cannot change a sign may have no solution to find.",

@@ -6,10 +6,9 @@ gradients of all of them are two batched products, and each method then updates 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,8 @@ from torch import Tensor
 from horst.lab.data.max_margin import Geometry, max_margin, norm_of
 from horst.lab.data.separable import SeparableData, log_loss, loss_gradient, sparse_teacher_data
 from horst.lab.experiments.methods import COSH_SWEEP, Method, methods_by_name
-from horst.lab.experiments.result import Result, run_and_record
+from horst.lab.experiments.result import Found, recorded
+from horst.lab.training.torch_settings import threads
 
 GEOMETRIES: tuple[Geometry, ...] = ("l1", "l2", "linf")
 Init = Literal["constant", "random_signs", "gaussian"]
@@ -109,7 +109,8 @@ def simulate(
     states = [method.init(theta) for method, theta in zip(methods, thetas, strict=True)]
     times = _log_spaced(steps, snapshots)
     wanted, kept = set(times), [torch.cat(thetas, dim=1)]
-    with torch.no_grad(), _one_thread():
+    # Threads cost more than they give on tensors this small: twenty times as much on a busy machine.
+    with torch.no_grad(), threads(1):
         for k in range(1, steps + 1):
             g = loss_gradient(torch.cat(thetas, dim=1), z)
             for i, g_i in enumerate(g.split(counts, dim=1)):
@@ -148,16 +149,19 @@ def problem(config: Config) -> tuple[SeparableData, Tensor]:
     return data, start_values(config, len(config.seeds))
 
 
-def simulate_config(config: Config, methods: Sequence[str] = ()) -> tuple[SeparableData, dict[str, Trajectory]]:
-    """Run a config's methods (or those named) on its data."""
+def methods_of(config: Config) -> list[Method]:
+    """The methods that a config names, or all."""
     known = methods_by_name(gamma=config.gamma, horst_alpha=config.horst_alpha, ham_alpha=config.ham_alpha)
-    names = tuple(methods) or config.methods or tuple(known)
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in config.methods if name not in known]
     if unknown:
         raise ValueError(f"unknown methods {unknown}. Choose from {list(known)}.")
+    return [known[name] for name in config.methods or known]
+
+
+def simulate_config(config: Config) -> tuple[SeparableData, dict[str, Trajectory]]:
+    """Run a config's methods on its data."""
     data, start = problem(config)
-    chosen = [known[name] for name in names]
-    return data, simulate(chosen, data.z, start, steps=config.steps, snapshots=config.snapshots)
+    return data, simulate(methods_of(config), data.z, start, steps=config.steps, snapshots=config.snapshots)
 
 
 def measures(theta: Tensor, data: SeparableData, solutions: dict[Geometry, Tensor]) -> dict[str, Tensor]:
@@ -177,11 +181,25 @@ def measures(theta: Tensor, data: SeparableData, solutions: dict[Geometry, Tenso
         "margin": margin,
     }
     for geometry, solution in solutions.items():
-        cosine = torch.cosine_similarity(theta, solution.expand_as(theta), dim=-1)
-        found[f"angle_{geometry}"] = torch.rad2deg(torch.acos(cosine.clamp(-1, 1)))
+        found[f"angle_{geometry}"] = angle(theta, solution)
         ratio = norm_of(theta, geometry) / (margin * norm_of(solution, geometry))
         found[f"norm_ratio_{geometry}"] = torch.where(margin > 0, ratio, torch.full_like(ratio, math.inf))
     return found
+
+
+def angle(theta: Tensor, solution: Tensor) -> Tensor:
+    """The angle between two directions, in degrees."""
+    cosine = torch.cosine_similarity(theta, solution.expand_as(theta), dim=-1)
+    return torch.rad2deg(torch.acos(cosine.clamp(-1, 1)))
+
+
+def mean_and_std(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Entries of a row: the mean over seeds under each name, the standard deviation under ``NAME_std``."""
+    row = {}
+    for key, per_seed in values.items():
+        row[key] = float(per_seed.mean())
+        row[f"{key}_std"] = float(per_seed.std(correction=1)) if len(per_seed) > 1 else 0.0
+    return row
 
 
 def solve_max_margins(data: SeparableData) -> dict[Geometry, Tensor]:
@@ -203,60 +221,31 @@ def summary_rows(
         values["log10_loss"] = trajectory.log_losses[-1, :, best] / math.log(10)
         row: dict[str, Any] = {"method": name, "label": trajectory.method.label, "lr": trajectory.method.lrs[best]}
         row["diverged"] = int((~torch.isfinite(theta)).any(-1).sum())
-        for key, per_seed in values.items():
-            row[key] = float(per_seed.mean())
-            row[f"{key}_std"] = float(per_seed.std(correction=1)) if len(per_seed) > 1 else 0.0
-        rows.append(row)
+        rows.append(row | mean_and_std(values))
     return rows
 
 
-def profiles(trajectories: dict[str, Trajectory]) -> dict[str, Any]:
-    """The final classifier of every method, scaled to largest magnitude 1: mean and spread over seeds, by feature."""
-    curves: dict[str, Any] = {}
-    for name, trajectory in trajectories.items():
-        theta = trajectory.thetas[-1, :, trajectory.best_rate]
-        scaled = theta / theta.abs().amax(-1, keepdim=True)
-        spread = scaled.std(0, correction=1) if len(scaled) > 1 else torch.zeros_like(scaled[0])
-        curves[name] = {"label": trajectory.method.label, "mean": scaled.mean(0).tolist(), "std": spread.tolist()}
-    return curves
-
-
-def run_profiles(name: str, config: Config, notes: list[str]) -> Result:
-    """What Figures 3, 5 and 6 need: the summary rows and the final classifiers of a config's methods."""
-
-    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-        data, trajectories = simulate_config(config)
-        rows = summary_rows(trajectories, data, solve_max_margins(data))
-        curves = {"profiles": profiles(trajectories), "support": int(data.support.sum())}
-        return rows, curves, notes
-
-    return run_and_record(name, config, body)
-
-
-def run(config: Config) -> Result:
+@recorded("toy_suite")
+def run(config: Config) -> Found:
     """The table over all methods, and the angles and norm ratios over time."""
-
-    def body() -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-        data, trajectories = simulate_config(config)
-        solutions = solve_max_margins(data)
-        rows = summary_rows(trajectories, data, solutions)
-        rows += [_reference_row(f"max_margin_{g}", theta, data, solutions) for g, theta in solutions.items()]
-        teacher = data.teacher.expand(len(config.seeds), -1)
-        rows.append(_reference_row("teacher", teacher, data, solutions))
-        curves: dict[str, Any] = {"steps": next(iter(trajectories.values())).times, "methods": {}}
-        for name, trajectory in trajectories.items():
-            best = trajectory.best_rate
-            over_time = measures(trajectory.thetas[:, :, best], data, solutions)
-            curves["methods"][name] = {
-                key: value.mean(-1).tolist() for key, value in over_time.items() if key != "margin"
-            }
-            curves["methods"][name]["log10_loss"] = (trajectory.log_losses[:, :, best].mean(-1) / math.log(10)).tolist()
-        if "cosh" in trajectories:
-            final = trajectories["cosh"].log_losses[-1] / math.log(10)
-            curves["cosh_sweep"] = {"lr": list(COSH_SWEEP), "log10_loss": final.mean(0).tolist()}
-        return rows, curves, _NOTES
-
-    return run_and_record("toy_suite", config, body)
+    data, trajectories = simulate_config(config)
+    solutions = solve_max_margins(data)
+    references = {f"max_margin_{geometry}": theta for geometry, theta in solutions.items()}
+    references["teacher"] = data.teacher.expand(len(config.seeds), -1)
+    rows = summary_rows(trajectories, data, solutions)
+    for name, theta in references.items():
+        reference: dict[str, Any] = {"method": name, "label": name.replace("_", " "), "lr": None, "log10_loss": None}
+        rows.append(reference | mean_and_std(measures(theta, data, solutions)))
+    curves: dict[str, Any] = {"steps": next(iter(trajectories.values())).times, "methods": {}}
+    for name, trajectory in trajectories.items():
+        over_time = measures(trajectory.thetas[:, :, trajectory.best_rate], data, solutions)
+        over_time["log10_loss"] = trajectory.log_losses[:, :, trajectory.best_rate] / math.log(10)
+        del over_time["margin"]
+        curves["methods"][name] = {key: value.mean(-1).tolist() for key, value in over_time.items()}
+    if "cosh" in trajectories:
+        final = trajectories["cosh"].log_losses[-1] / math.log(10)
+        curves["cosh_sweep"] = {"lr": list(COSH_SWEEP), "log10_loss": final.mean(0).tolist()}
+    return rows, curves, _NOTES
 
 
 _NOTES = [
@@ -267,25 +256,6 @@ _NOTES = [
     "The gradient of the exponential loss underflows to zero at a margin of about 745 in float64: a method that gets "
     "there stops.",
 ]
-
-
-def _reference_row(name: str, theta: Tensor, data: SeparableData, solutions: dict[Geometry, Tensor]) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": name, "label": name.replace("_", " "), "lr": None, "log10_loss": None}
-    for key, per_seed in measures(theta, data, solutions).items():
-        row[key] = float(per_seed.mean())
-        row[f"{key}_std"] = float(per_seed.std(correction=1)) if len(per_seed) > 1 else 0.0
-    return row
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Threads cost more than they give on tensors this small: twenty times as much on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _log_spaced(steps: int, count: int) -> list[int]:

@@ -15,9 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from horst.lab.baselines.contenders import Name, Optimization
-from horst.lab.data.cifar10 import read_cifar10
 from horst.lab.data.image_arrays import ImageArrays
-from horst.lab.data.image_data import ImageData, read_digits, read_npz
+from horst.lab.data.image_data import ImageData, read_cifar10, read_digits, read_npz
 from horst.lab.data.imagenet import ImageNet
 from horst.lab.data.mixing import Mixing
 from horst.lab.experiments import identity
@@ -176,7 +175,7 @@ def train_sparse_vision_model(
 
     Returns:
         The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
-        ``records``, one for each change of masks (:func:`phase_records`), and ``accuracy``, one for each evaluation.
+        ``records``, one for each change of masks, and ``accuracy``, one for each evaluation.
     """
     about = run_identity(config, optimizer, sparsity, seed, method)
     source = open_source(config, seed, world)
@@ -240,38 +239,24 @@ def _sparsifier(
     return ACDC(model, optimizer, schedule=phases, restore=config.restore, **common)
 
 
-def phase_records(records: Sequence[Mapping[str, Any]], steps_per_epoch: int) -> list[dict[str, Any]]:
-    """A recorder's records over all layers: one for each change, with what the new phase begins with.
-
-    Args:
-        records: Records of a :class:`horst.sparsity.Recorder`.
-        steps_per_epoch: Steps per epoch, to turn steps into epochs.
-
-    Example:
-        >>> records = [{"step": 40, "kind": "prune", "sparsity": 0.9, "overlap": 0.5, "sign_flips": 0.1, "layers": {}}]
-        >>> phase_records(records, steps_per_epoch=20)
-        [{'step': 40, 'epoch': 2.0, 'phase': 'sparse', 'sparsity': 0.9, 'overlap': 0.5, 'sign_flips': 0.1}]
-    """
-    return [
-        {
-            "step": record["step"],
-            "epoch": record["step"] / steps_per_epoch,
-            "phase": "sparse" if record["sparsity"] else "dense",
-            **{key: record[key] for key in ("sparsity", "overlap", "sign_flips")},
-        }
-        for record in records
-    ]
-
-
 def _history(
     records: Sequence[Mapping[str, Any]], source: Source, directory: pathlib.Path, world: World
 ) -> dict[str, list[dict[str, Any]]]:
-    """Mask changes, and the accuracies that rank 0 has written to the run's metrics."""
+    """Mask changes with what each new phase begins with, and the accuracies in the metrics that rank 0 has written."""
+    per_epoch = source.steps_per_epoch
     lines = (directory / "metrics.jsonl").read_text().splitlines() if world.rank == 0 else []
     return {
-        "records": phase_records(records, source.steps_per_epoch),
+        "records": [
+            {
+                "step": record["step"],
+                "epoch": record["step"] / per_epoch,
+                "phase": "sparse" if record["sparsity"] else "dense",
+                **{key: record[key] for key in ("sparsity", "overlap", "sign_flips")},
+            }
+            for record in records
+        ],
         "accuracy": [
-            {"epoch": line["step"] / source.steps_per_epoch, "top1": line["eval_top1"]}
+            {"epoch": line["step"] / per_epoch, "top1": line["eval_top1"]}
             for line in map(json.loads, lines)
             if "eval_top1" in line
         ],

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from horst.extras import load_extra
 from horst.lab.fields import option
 from horst.lab.kernels.short_attention import MAX_HEAD_WIDTH, MAX_TOKENS, short_attention
-from horst.lab.models.gelu import GELU
-from horst.lab.models.residual import AutocastPrecision, Residual
+from horst.lab.models.half_precision import GELU, AutocastPrecision, Residual
 
 Attention = Literal["fused", "matmul", "short"]
 
@@ -87,37 +86,17 @@ class DeiTConfig:
                 f"{self.tokens} and {self.width // self.heads}. Use 'fused'."
             )
 
-    @classmethod
-    def named(cls, name: str, **changes: Any) -> DeiTConfig:
-        """The config of one of timm's DeiT models, with fields changed if wanted.
-
-        Example:
-            >>> DeiTConfig.named("deit_base_patch16_224", classes=10).width
-            768
-        """
-        if name not in DEIT:
-            raise ValueError(f"no DeiT is called {name!r}. There are: {', '.join(DEIT)}.")
-        return dataclasses.replace(DEIT[name], **changes)
-
     @property
     def tokens(self) -> int:
         """How many the transformer sees: patches, and the class token."""
         return (self.image_size // self.patch_size) ** 2 + self.class_token
 
 
-DEIT = {
-    "deit_tiny_patch16_224": DeiTConfig(width=192, heads=3),
-    "deit_small_patch16_224": DeiTConfig(width=384, heads=6),
-    "deit_base_patch16_224": DeiTConfig(width=768, heads=12),
-    "deit_base_patch16_384": DeiTConfig(width=768, heads=12, image_size=384),
-}
-
-
 def build_deit(config: DeiTConfig) -> nn.Module:
     """timm's ``VisionTransformer`` for a config, newly initialised from torch's global generator.
 
     Args:
-        config: See :class:`DeiTConfig`.
+        config: Shape of the model.
 
     Example:
         >>> import torch
@@ -153,8 +132,8 @@ class ShortAttention(nn.Module):
     """timm's attention over few tokens, by :func:`horst.lab.kernels.short_attention.short_attention`.
 
     Args:
-        attention: Whose projections to take over: not copies. Without norms, dropout and gate, as DeiT has it;
-            another is refused.
+        attention: timm's module, whose projections are taken over, not copied. One with norms, dropout or a gate,
+            which DeiT does not have, is refused.
     """
 
     def __init__(self, attention: Any) -> None:

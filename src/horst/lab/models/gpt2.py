@@ -1,6 +1,6 @@
 """GPT-2 as the paper's language runs train it: pre-LN, packed QKV, learned positions, a head tied to the embedding.
 
-Parameters have the names of Hugging Face's GPT-2; :mod:`horst.lab.models.gpt2_hugging_face` converts either way.
+Parameters have the names of Hugging Face's GPT-2, to which :meth:`GPT2.to_hugging_face` converts.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from horst.extras import load_extra
 from horst.lab.fields import option
-from horst.lab.models.gelu import GELU
+from horst.lab.models.half_precision import GELU, AutocastPrecision, Residual
 from horst.lab.models.linear_cross_entropy import linear_cross_entropy
-from horst.lab.models.residual import AutocastPrecision, Residual
 
 LAYER_NORM_EPS = 1e-5
+_END_OF_TEXT = 50256
 _GELU: dict[str, Callable[[], nn.Module]] = {"exact": GELU, "tanh": functools.partial(nn.GELU, approximate="tanh")}
 _ATTENTION_WITH_CUDNN_FIRST = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,26 +140,41 @@ class GPT2(nn.Module):
         hidden = self.transformer(tokens).flatten(0, 1)
         return linear_cross_entropy(hidden, self.lm_head.weight, targets.flatten(), rows=self.config.loss_rows)
 
-    @classmethod
-    def from_hugging_face(cls, source: Any, *, bias: bool = True) -> GPT2:
-        """A Hugging Face GPT-2 as one of ours, with weights of its own, in the same dtype and on the same device.
-
-        Args:
-            source: A ``transformers.GPT2LMHeadModel``, the folder of one, or its name on the Hub.
-            bias: False takes the biases away, which must then be zero: the way back for a model without them.
-
-        Raises:
-            ValueError: The model is no GPT-2, or one that :class:`GPT2Config` cannot express.
-        """
-        from horst.lab.models import gpt2_hugging_face
-
-        return gpt2_hugging_face.from_hugging_face(source, bias=bias)
-
     def to_hugging_face(self) -> Any:
         """This model as a ``transformers.GPT2LMHeadModel``, with its own weights; biases it lacks are zeros there."""
-        from horst.lab.models import gpt2_hugging_face
-
-        return gpt2_hugging_face.to_hugging_face(self)
+        transformers = load_extra("transformers")
+        config = self.config
+        end_of_text = _END_OF_TEXT if config.vocabulary > _END_OF_TEXT else None  # a smaller vocabulary is not GPT-2's
+        with torch.random.fork_rng(devices=[]):  # the weights are replaced: draw nothing that a caller would notice
+            theirs = transformers.GPT2LMHeadModel(
+                transformers.GPT2Config(
+                    n_layer=config.layers,
+                    n_head=config.heads,
+                    n_embd=config.width,
+                    n_positions=config.context,
+                    vocab_size=config.vocabulary,
+                    activation_function="gelu_new" if config.gelu == "tanh" else "gelu",
+                    tie_word_embeddings=config.tied,
+                    embd_pdrop=config.dropout,
+                    attn_pdrop=config.dropout,
+                    resid_pdrop=config.dropout,
+                    layer_norm_epsilon=LAYER_NORM_EPS,
+                    bos_token_id=end_of_text,
+                    eos_token_id=end_of_text,
+                )
+            )
+        weight = self.lm_head.weight
+        theirs = theirs.to(weight.device, weight.dtype).train(self.training)
+        ours = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        for name, parameter in theirs.named_parameters():
+            if name not in ours:
+                assert name.endswith("bias"), name
+                parameter.data.zero_()
+            elif name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+                parameter.data.copy_(ours[name].T)  # Conv1D stores (inputs, outputs)
+            else:
+                parameter.data.copy_(ours[name])
+        return theirs
 
 
 class Transformer(nn.Module):

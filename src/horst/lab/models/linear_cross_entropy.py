@@ -30,8 +30,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, row
         hidden: ``(tokens, width)``.
         weight: ``(vocabulary, width)``.
         targets: ``(tokens,)`` of int64; those equal to :data:`IGNORED` are not scored.
-        rows: Tokens a piece; None leaves the logits whole, for ``torch.compile`` to fuse what it can. The result is the
-            same but for rounding: under autocast the pieces of the weight's gradient are added in float32.
+        rows: Tokens per piece; None leaves the logits whole, for ``torch.compile`` to fuse what it can. The result is
+            the same but for rounding: under autocast the pieces of the weight's gradient are added in float32.
 
     Example:
         >>> hidden, weight = torch.eye(2), torch.eye(2)
@@ -46,21 +46,15 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, row
     if rows is not None and rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows}. Use None for all at once.")
     count = (targets != IGNORED).sum().clamp(min=1)
-    pieces = 1 if rows is None else -(-len(targets) // rows)
-    differentiable = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    if pieces > 1 and differentiable:
+    in_pieces = rows is not None and len(targets) > rows
+    if in_pieces and torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         total: Tensor = _ChunkedSum.apply(hidden, weight, targets, rows)
         return total / count
-    if pieces > 1:
-        assert rows is not None
-        totals = [_whole_sum(h, weight, t) for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)]
-        return torch.stack(totals).sum() / count
-    return _whole_sum(hidden, weight, targets) / count
-
-
-def _whole_sum(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    logits = at_least_float32(F.linear(hidden, weight))
-    return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    totals = []
+    for h, t in zip(hidden.split(rows), targets.split(rows), strict=True) if in_pieces else ((hidden, targets),):
+        logits = at_least_float32(F.linear(h, weight))
+        totals.append(F.cross_entropy(logits, t, ignore_index=IGNORED, reduction="sum"))
+    return torch.stack(totals).sum() / count
 
 
 class _ChunkedSum(torch.autograd.Function):

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from horst.parameters.sharding import local_shard
 
-__all__ = ["ExponentialAverage"]
-
 
 class ExponentialAverage:
     r"""The average :math:`\bar\theta_{k+1} = \beta\, \bar\theta_k + (1 - \beta)\, \theta_{k+1}`; it begins as a copy.

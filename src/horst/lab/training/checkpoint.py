@@ -9,7 +9,7 @@ A checkpoint is a folder ``step-00001000`` of
 
 It is written under another name, flushed to disk and renamed, so a folder of that name is whole: a process killed at
 any moment, or a full disk, leaves the checkpoints before it as they were. A folder without ``checkpoint.json``, which a
-copy or a deletion that was broken off leaves behind, is no checkpoint: a run goes on from the one before, and replaces
+copy or a deletion that was broken off leaves behind, is no checkpoint: a run resumes from the one before, and replaces
 the folder when it has a whole one of that step. Ranks on several hosts need a file system that they share.
 
 Reading one runs no code from it: tensors are read with ``weights_only=True``, the format's own pickled metadata by an
@@ -33,17 +33,14 @@ import torch
 from torch import Tensor
 
 from horst.files import crc32, flush, read_json
-from horst.lab.training.distributed import on_every_rank, rank, world_size
-from horst.lab.training.random_state import random_state, set_random_state
+from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, world_size
+from horst.lab.training.run_state import random_state, set_random_state
 from horst.lab.training.tensor_files import METADATA, read_tensors, write_tensors
-
-__all__ = ["CheckpointError", "complete", "latest", "load", "restore_random_state", "save", "why_not_written"]
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1  # raised when the meaning of a file changes
 _INDEX = "checkpoint.json"
-_KEYS = ("step", "torch", "fingerprint", "state", "files")  # of the index; "checksum" came later
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSOR = "$tensor"
 
@@ -59,19 +56,15 @@ def complete(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
 
 def latest(directory: str | os.PathLike[str]) -> pathlib.Path | None:
     """The newest complete checkpoint in ``directory``, as rank 0 sees it; None if there is none."""
-    directory = pathlib.Path(directory)
+    return on_rank_0(lambda: _latest(pathlib.Path(directory)))
 
-    def look() -> str | None:
-        if rank() > 0:
-            return None
-        newest = complete(directory)[-1:]
-        for path in _folders(directory):
-            if not newest or _step_of(path) > _step_of(newest[0]):
-                logger.warning("%s has no %s and is passed over; a whole one will replace it.", path, _INDEX)
-        return newest[0].name if newest else None
 
-    name = on_every_rank(look)[0]
-    return None if name is None else directory / name
+def _latest(directory: pathlib.Path) -> pathlib.Path | None:
+    newest = complete(directory)[-1:]
+    for path in _folders(directory):
+        if not newest or _step_of(path) > _step_of(newest[0]):
+            logger.warning("%s has no %s and is passed over; a whole one will replace it.", path, _INDEX)
+    return newest[0] if newest else None
 
 
 def save(
@@ -108,11 +101,11 @@ def save(
     plain = _split(state, "", tensors)
     index = {"format": FORMAT, "step": step, "torch": torch.__version__, "fingerprint": fingerprint, "state": plain}
     try:
-        on_every_rank(lambda: _make_empty(temporary, final) if rank() == 0 else None)
+        on_rank_0(lambda: _make_empty(temporary, final))
         write_tensors(temporary, tensors)
         parts = on_every_rank(lambda: _finish_files(temporary))
         index["files"] = {name: entry for part in parts for name, entry in part.items()}
-        on_every_rank(lambda: _publish(temporary, final, index) if rank() == 0 else None)
+        on_rank_0(lambda: _publish(temporary, final, index))
     except (OSError, RuntimeError) as error:
         needed = sum(t.nbytes for t in tensors.values())
         message = why_not_written(f"the checkpoint of step {step}", directory, error, needed)
@@ -162,6 +155,37 @@ def load(
     return state
 
 
+def find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path | None:
+    """``path`` itself if it is a checkpoint, else that of the last step of the run whose directory it is; None if no
+    checkpoint was kept.
+
+    Raises:
+        ValueError: The run's checkpoints are all of earlier steps.
+    """
+    path = pathlib.Path(path)
+    if path in complete(path.parent):
+        return path
+    newest = next(reversed(complete(path / "checkpoints")), None)
+    if newest is not None:
+        index = read_json(newest / _INDEX)
+        steps = index.get("fingerprint", {}).get("config", {}).get("steps")
+        if index.get("step") != steps:
+            raise ValueError(
+                f"the newest checkpoint of {path} is of step {index.get('step')} of {steps}: the run was interrupted "
+                "there, or broke down later. Run its recipe again with --checkpoint-every, into another --directory."
+            )
+    return newest
+
+
+def trained_weights(path: pathlib.Path) -> dict[str, Tensor]:
+    """The model's tensors in a checkpoint, by name, on the CPU; the factors of spred are multiplied."""
+    weights: dict[str, Tensor] = load(path, fingerprint=read_json(path / _INDEX).get("fingerprint", {}))["model"]
+    first, second = (f".parametrizations.weight.original{i}" for i in (0, 1))
+    for name in [name.removesuffix(first) for name in weights if name.endswith(first)]:
+        weights[f"{name}.weight"] = weights.pop(name + first) * weights.pop(name + second)
+    return weights
+
+
 def restore_random_state(path: str | os.PathLike[str]) -> None:
     """Set every generator to what it was on this rank when the checkpoint at ``path`` was written.
 
@@ -198,14 +222,10 @@ def why_not_written(what: str, directory: str | os.PathLike[str], error: Excepti
 def _free_bytes(directory: pathlib.Path) -> int | None:
     """Room where ``directory`` is or would be made; None where the system does not say."""
     directory = directory.absolute()
-    for place in (directory, *directory.parents):
-        try:
-            return shutil.disk_usage(place).free
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            break
-    return None
+    try:
+        return shutil.disk_usage(next(place for place in (directory, *directory.parents) if place.is_dir())).free
+    except OSError:
+        return None
 
 
 def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -289,9 +309,9 @@ def _delete_all_before(oldest: pathlib.Path) -> None:
 
 
 def _checksum_of_index(index: Mapping[str, Any]) -> int:
-    """Of all but the checksum itself, as it is when it has been written and read."""
-    body = json.loads(json.dumps({key: value for key, value in index.items() if key != "checksum"}))
-    return zlib.crc32(json.dumps(body).encode())
+    """A checksum over all other entries, as they are when they have been written and read."""
+    others = json.loads(json.dumps({key: value for key, value in index.items() if key != "checksum"}))
+    return zlib.crc32(json.dumps(others).encode())
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -299,7 +319,7 @@ def _checksum_of_index(index: Mapping[str, Any]) -> int:
 
 def _corrupt(path: pathlib.Path, why: str) -> CheckpointError:
     earlier = [p for p in complete(path.parent) if _step_of(p) < _step_of(path)]
-    advice = f"Delete it to go on from the one before, {earlier[-1]}." if earlier else "There is no earlier one."
+    advice = f"Delete it to resume from the one before, {earlier[-1]}." if earlier else "There is no earlier one."
     return CheckpointError(f"{path} is corrupt: {why}. {advice}")
 
 
@@ -313,9 +333,7 @@ def _read_index(path: pathlib.Path) -> dict[str, Any]:
         raise _corrupt(path, f"{_INDEX} cannot be read ({error})") from error
     if version != FORMAT:
         raise CheckpointError(f"{path} has format {version}; this version of horst reads format {FORMAT}.")
-    if missing := [key for key in _KEYS if key not in index]:
-        raise _corrupt(path, f"{_INDEX} has no {', '.join(missing)}")
-    if "checksum" in index and index["checksum"] != _checksum_of_index(index):
+    if index.get("checksum") != _checksum_of_index(index):
         raise _corrupt(path, f"the checksum of {_INDEX} is wrong")
     if _NAME.fullmatch(path.name) and index["step"] != _step_of(path):
         raise _corrupt(path, f"its {_INDEX} is of step {index['step']}")

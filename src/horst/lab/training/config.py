@@ -8,8 +8,6 @@ from typing import Literal, get_args
 from horst.lab.fields import option
 from horst.lab.training.evaluate import Precision, check_precision
 
-__all__ = ["Compile", "LoopConfig"]
-
 Compile = Literal["auto", "on", "off", "max-autotune"]
 
 

@@ -1,12 +1,6 @@
 """Many processes: ``torchrun`` on any number of hosts, with DDP or FSDP2, gloo or NCCL.
 
-Every function here also works in one process without a process group, where it does next to nothing::
-
-    with processes() as world:                       # reads torchrun's environment variables
-        model = parallelize(GPT2(), "fsdp", world.device)
-        optimizer = HORST(model.parameters(), lr=1e-3)
-        ...
-
+Every function here also works in one process without a process group, where it does next to nothing.
 Under DDP the model stays as it is, and the loop wraps the computation of its loss: gradients are averaged, so equal
 weights stay equal. FSDP2 cuts every parameter over the ranks, in place; the optimizer is made after that.
 """
@@ -22,24 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from horst.parameters.kinds import block_prefixes
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
-
-__all__ = [
-    "World",
-    "gradients_reduced",
-    "is_sharded",
-    "on_every_rank",
-    "parallelize",
-    "processes",
-    "rank",
-    "reshard",
-    "world_size",
-]
 
 T = TypeVar("T")
 
@@ -144,32 +126,17 @@ def _is_block(name: str, prefixes: tuple[str, ...]) -> bool:
     return last.isdigit() and (f"{parent}." if parent else "") in prefixes
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP2 has cut the model's parameters."""
-    return _is_fsdp(model)
-
-
-def _is_fsdp(module: nn.Module) -> TypeGuard[FSDPModule]:
+def is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Whether FSDP2 has cut the module's parameters."""
     # Where nobody has imported FSDP2, no module can be one, and importing it takes seconds.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
-@contextlib.contextmanager
-def gradients_reduced(model: nn.Module, reduced: bool) -> Iterator[None]:
-    """Forward and backward passes inside reduce gradients over ranks, or only add them up: for accumulation.
-
-    Args:
-        model: Model wrapped by DDP or cut by FSDP2; any other is left alone.
-    """
-    if _is_fsdp(model):
-        model.set_requires_gradient_sync(reduced)
-        yield
-    elif isinstance(model, nn.parallel.DistributedDataParallel) and not reduced:
-        with model.no_sync():
-            yield
-    else:
-        yield
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """``tensor`` itself, or all parts of one that is cut over the ranks; every rank must ask."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def reshard(model: nn.Module) -> None:
@@ -178,7 +145,7 @@ def reshard(model: nn.Module) -> None:
     Whoever changes weights between two evaluations would otherwise see the old ones in the second.
     """
     for module in model.modules():
-        if _is_fsdp(module):
+        if is_sharded(module):
             module.reshard()
 
 
@@ -207,3 +174,9 @@ def on_every_rank(action: Callable[[], T]) -> list[T]:
         if failure is not None:
             raise RuntimeError(f"rank {number} failed: {failure}")
     return [value for value, _ in outcomes]
+
+
+def on_rank_0(action: Callable[[], T]) -> T:
+    """Run ``action`` on rank 0 alone; every rank gets what it returns, or its error."""
+    found: T = on_every_rank(lambda: action() if rank() == 0 else None)[0]  # type: ignore[assignment]
+    return found

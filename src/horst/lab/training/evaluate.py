@@ -14,24 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from horst.lab.kernels.cross_entropy import IGNORED
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import sum_over_ranks
 
-__all__ = ["Precision", "accuracy", "autocast", "check_precision", "perplexity"]
-
 Precision = Literal["bf16", "float32"]
-IGNORED = -100  # a target that is not scored
 
 
 def check_precision(precision: str) -> None:
-    """Refuse a name that is no :data:`Precision`: it would be taken for ``"float32"``.
-
-    Example:
-        >>> check_precision("bfloat16")
-        Traceback (most recent call last):
-            ...
-        ValueError: precision must be one of 'bf16', 'float32', got 'bfloat16'.
-    """
+    """Refuse a name that is no :data:`Precision`: it would be taken for ``"float32"``."""
     if precision not in get_args(Precision):
         raise ValueError(f"precision must be one of {', '.join(map(repr, get_args(Precision)))}, got {precision!r}.")
 
@@ -93,7 +84,6 @@ def accuracy(
     batches: Iterable[Sequence[Tensor]],
     *,
     precision: Precision = "float32",
-    progress: Callable[[int], None] | None = None,
 ) -> dict[str, float]:
     """``top1`` and ``top5`` as shares, the mean ``loss``, and the number of ``images``.
 
@@ -104,7 +94,6 @@ def accuracy(
         model: Model that gives logits, ``(batch, classes)``, or an output with ``.logits``.
         batches: Images and the numbers of their classes; see the module.
         precision: ``"bf16"`` runs the model under autocast.
-        progress: Function that is called with the number of batches done.
 
     Example:
         >>> batch = (torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
@@ -122,7 +111,7 @@ def accuracy(
         loss = F.cross_entropy(logits, targets, reduction="sum")
         return [(rank < 1).sum(), (rank < 5).sum(), loss, (rank >= 0).sum()]
 
-    top1, top5, loss, images = _sums(model, batches, measure, precision, progress)
+    top1, top5, loss, images = _sums(model, batches, measure, precision)
     if images == 0:
         raise ValueError("there are no images to evaluate on: the batches are empty.")
     return {"top1": top1 / images, "top5": top5 / images, "loss": loss / images, "images": images}
@@ -133,7 +122,7 @@ def _sums(
     batches: Iterable[Sequence[Tensor]],
     measure: Callable[[Tensor, Tensor], list[Tensor]],
     precision: Precision,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[float]:
     """What ``measure`` gives, summed over the batches of all ranks."""
     check_precision(precision)

@@ -17,8 +17,6 @@ from typing import Any
 
 from horst.lab.training.distributed import on_every_rank, world_size
 
-__all__ = ["AgreedStop", "Interrupted", "StopRequest"]
-
 logger = logging.getLogger(__name__)
 
 # The longest that a signal waits for the other ranks: torchrun kills 30 s after it, and saving needs time, too.

@@ -1,29 +1,6 @@
 """The one training loop, for language and vision, from a laptop to many machines.
 
-::
-
-    with processes() as world:                                       # alone, or as torchrun started it
-        model = parallelize(GPT2(), "ddp", world.device)             # or "fsdp"
-        optimizer = HORST(param_groups(model, weight_decay=0.1), lr=1e-3, betas=(0.9, 0.95))
-        task = Task(
-            model=model,
-            loss=lambda model, tokens, targets: model.loss(tokens, targets),
-            train=TokenBatches("train.bin", batch_size=128, context=512, rank=world.rank, world=world.size),
-            evaluate=lambda model: perplexity(model, evaluation_batches("validation.bin", context=512, batch_size=64)),
-            unit="tokens",
-            units_per_row=512,
-        )
-        result = train(
-            task,
-            optimizer,
-            LoopConfig(clip_norm=1.0, eval_every=1000),
-            steps=25_000,
-            schedule=OneCycle(warmup_steps=3000),
-            directory="runs/gpt2",
-        )
-    print(result.metrics["perplexity"])
-
-Run again after anything that stopped it, and it goes on from the last checkpoint in ``directory``; on a CPU (and on
+Run again after anything that stopped it, and it resumes from the last checkpoint in ``directory``; on a CPU (and on
 one GPU with ``deterministic=True``) the weights and metrics are those of the run that was never stopped, bit for bit.
 
 No step waits for the device. The loss is added up there and read every ``log_every`` steps; a loss that is not finite
@@ -40,14 +17,12 @@ import pathlib
 from torch.optim import Optimizer
 
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.determinism import deterministic_algorithms
 from horst.lab.training.interruption import Interrupted, StopRequest
 from horst.lab.training.lr_schedules import Constant, LRSchedule
 from horst.lab.training.run import Run, TrainResult
 from horst.lab.training.task import Task
+from horst.lab.training.torch_settings import deterministic_algorithms
 from horst.sparsity import Sparsifier
-
-__all__ = ["train"]
 
 
 def train(

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Constant", "LRSchedule", "OneCycle", "Triangular", "WarmupCosine", "set_learning_rate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:

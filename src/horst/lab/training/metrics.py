@@ -13,8 +13,6 @@ from typing import Any, TextIO
 
 from horst.extras import load_extra
 
-__all__ = ["MetricsLog"]
-
 
 class MetricsLog:
     """A JSON line for each set of numbers, in ``metrics.jsonl``.

@@ -7,11 +7,10 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from horst.extras import load_extra
-
-__all__ = ["ProgressBar", "Stopwatch", "compact", "duration"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class ProgressBar:
 
     def update(self, step: int, loss: float, rate: float, seconds_left: float) -> None:
         """Show the state after ``step`` steps."""
-        numbers = f"loss {loss:.4f}, {compact(rate)} {self.unit}/s, {duration(seconds_left)} left"
+        numbers = f"loss {loss:.4f}, {compact(rate)} {self.unit}/s, {timedelta(seconds=round(seconds_left))} left"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=numbers)
         elif self.shown:
@@ -72,7 +71,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._began = self._lap_began = time.perf_counter()
         self._lap_units = 0
-        self._total: tuple[int, float] | None = None
+        self._laps, self._units, self._seconds = 0, 0, 0.0  # units and seconds without those of the first lap
 
     def start(self) -> None:
         """The first lap begins now."""
@@ -90,7 +89,7 @@ class Stopwatch:
     @property
     def rate(self) -> float | None:
         """Over all laps but the first, which holds the compilation; None before the second."""
-        return self._total[0] / self._total[1] if self._total is not None and self._total[1] > 0 else None
+        return self._units / self._seconds if self._seconds > 0 else None
 
     def count(self, units: int) -> None:
         """Note ``units`` as done."""
@@ -109,10 +108,9 @@ class Stopwatch:
         """End a lap of ``steps``: its units per second, its seconds per step."""
         now = time.perf_counter()
         seconds, units = max(now - self._lap_began, 1e-9), self._lap_units
-        if self._total is None:
-            self._total = 0, 0.0
-        else:
-            self._total = self._total[0] + units, self._total[1] + seconds
+        if self._laps:
+            self._units, self._seconds = self._units + units, self._seconds + seconds
+        self._laps += 1
         self._lap_began, self._lap_units = now, 0
         return units / seconds, seconds / max(steps, 1)
 
@@ -126,17 +124,6 @@ def _make_bar() -> Any:
     return rich.Progress(*columns, console=console.Console(stderr=True))
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    Example:
-        >>> duration(3725.4)
-        '1:02:05'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
 def compact(number: float) -> str:
     """Three digits and a letter.
 
@@ -144,11 +131,7 @@ def compact(number: float) -> str:
         >>> compact(612_345.0), compact(7.0)
         ('612 k', '7.00')
     """
-    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{_three_digits(number / size)}{letter}"
-    return _three_digits(number)
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
+    units = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
+    size, letter = next((unit for unit in units if number >= unit[0]), (1.0, ""))
+    number /= size
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}{letter}"

@@ -18,20 +18,17 @@ from horst.lab import fields
 from horst.lab.training import checkpoint
 from horst.lab.training.averages import ExponentialAverage
 from horst.lab.training.config import LoopConfig
-from horst.lab.training.distributed import on_every_rank, rank, reshard, world_size
+from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, reshard, whole_tensor, world_size
 from horst.lab.training.interruption import AgreedStop, StopRequest
 from horst.lab.training.lr_schedules import LRSchedule, set_learning_rate
 from horst.lab.training.metrics import MetricsLog
-from horst.lab.training.objective import Objective
 from horst.lab.training.progress import ProgressBar, Stopwatch
 from horst.lab.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
-from horst.lab.training.task import Task
+from horst.lab.training.task import Objective, Task
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import local_shard, sum_over_ranks
 from horst.sparsity import IMP, Sparsifier
 from horst.sparsity.controller import Event
-
-__all__ = ["NonFiniteLoss", "Run", "TrainResult"]
 
 T = TypeVar("T")
 
@@ -114,7 +111,7 @@ class Run:
 
     def begin(self, stack: contextlib.ExitStack) -> None:
         """Lock the directory, load the last checkpoint if there is one; open the metrics, the bar."""
-        on_every_rank(lambda: stack.enter_context(locked(self.directory)) if rank() == 0 else None)
+        on_rank_0(lambda: stack.enter_context(locked(self.directory)))
         position = 0
         if (path := checkpoint.latest(self.directory / "checkpoints")) is not None:
             position = self._resume(path)
@@ -155,7 +152,7 @@ class Run:
         self.evaluated_at, self.evaluation = saved["evaluated_at"], saved["evaluation"]
         self.loss_sum.copy_(saved["loss_sum"])
         self.loss_steps = saved["loss_steps"]
-        self.speed.add(saved.get("seconds", 0.0))  # checkpoints of earlier versions do not know
+        self.speed.add(saved["seconds"])
         checkpoint.restore_random_state(path)
         position: int = saved["metrics_position"]
         return position
@@ -174,7 +171,10 @@ class Run:
                 f"accumulate={parts} must divide the rows of each rank's batch, which has {len(inputs)}. "
                 "Choose another number, or another batch size."
             )
-        set_learning_rate(self.optimizer, self._learning_rate_factor())
+        step, steps = self.step, self.steps
+        if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
+            step, steps = self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round
+        set_learning_rate(self.optimizer, self.schedule.factor(step, steps))
         inputs, targets = (x.to(self.device, non_blocking=True) for x in (inputs, targets))
         pieces = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
         for i, (x, y) in enumerate(pieces, 1):
@@ -193,14 +193,9 @@ class Run:
         self.loss_steps += 1
         self.speed.count(len(inputs) * self.task.units_per_row * world_size())
         if event is not None:
-            self._note_event(event)
+            self._record_event(event)
 
-    def _learning_rate_factor(self) -> float:
-        if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
-            return self.schedule.factor(self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round)
-        return self.schedule.factor(self.step, self.steps)
-
-    def _note_event(self, event: Event) -> None:
+    def _record_event(self, event: Event) -> None:
         if world_size() > 1 and self.sparsifier is not None and not self.sparsifier.is_sharded:
             hashes = on_every_rank(self.sparsifier.mask_hash)
             if len(set(hashes)) > 1:
@@ -208,9 +203,9 @@ class Run:
                     f"masks differ between ranks after step {self.step}: hashes {hashes}. Scores must be computed from "
                     "weights and averaged gradients alone, which are equal on all ranks."
                 )
-        self._write_down({"event": event.kind, "sparsity": event.sparsity})
+        self._write_metrics({"event": event.kind, "sparsity": event.sparsity})
 
-    def _write_down(self, numbers: Mapping[str, Any]) -> None:
+    def _write_metrics(self, numbers: Mapping[str, Any]) -> None:
         self._with_metrics(lambda metrics: metrics.write(self.step, numbers))
 
     def _with_metrics(self, action: Callable[[MetricsLog], T]) -> T | None:
@@ -236,17 +231,17 @@ class Run:
         """Read the loss, write it down and show it."""
         loss = float(sum_over_ranks(self.loss_sum / self.loss_steps)) / world_size()
         if not math.isfinite(loss):
-            raise self._broken(f"the loss is {loss}")
+            raise self._breakdown(f"the loss is {loss}")
         rate, seconds_per_step = self.speed.lap(self.loss_steps)
         self.loss_sum.zero_()
         self.loss_steps = 0
         numbers: dict[str, Any] = {"loss": loss, "lr": float(self.optimizer.param_groups[0]["lr"])}
         if self.gradient_norm is not None:
-            numbers["gradient_norm"] = float(_whole(self.gradient_norm))
+            numbers["gradient_norm"] = float(whole_tensor(self.gradient_norm))  # over all ranks
         if self.sparsifier is not None:
             numbers["sparsity"] = self.sparsifier.current_sparsity
         numbers |= {f"{self.task.unit}_per_second": rate, "seconds": self.speed.seconds}
-        self._write_down(numbers)
+        self._write_metrics(numbers)
         self.bar.update(self.step, loss, rate, (self.steps - self.step) * seconds_per_step)
 
     @property
@@ -259,7 +254,7 @@ class Run:
     def evaluate(self) -> None:
         """The task's numbers, for the weights and for their average under the present masks."""
         with self.speed.paused():
-            self._refuse_broken()
+            self._check_finite()
             found = self._evaluate("")
             if self.average is not None:
                 with self.average.swapped_in():
@@ -267,7 +262,7 @@ class Run:
                     with masked:
                         found |= self._evaluate("ema_")
             self.evaluated_at, self.evaluation = self.step, found
-            self._write_down({f"eval_{name}": value for name, value in found.items()})
+            self._write_metrics({f"eval_{name}": value for name, value in found.items()})
             self.bar.say(f"step {self.step}: " + ", ".join(f"{name} {value:.6g}" for name, value in found.items()))
 
     def _evaluate(self, prefix: str) -> dict[str, float]:
@@ -290,7 +285,7 @@ class Run:
         if self.checkpoint is not None and self.checkpoint_step == self.step:
             return self.checkpoint
         with self.speed.paused():
-            self._refuse_broken()
+            self._check_finite()
             state = {
                 "step": self.step,
                 "model": named_tensors(self.model),
@@ -315,15 +310,15 @@ class Run:
             self.checkpoint_step = self.step
         return self.checkpoint
 
-    def _refuse_broken(self) -> None:
+    def _check_finite(self) -> None:
         """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""
         weights = [local_shard(p) for p in self.params if p.is_floating_point() and local_shard(p).numel()]
         # The largest entry is in range whatever the dtype; a sum of float16 weights may not be.
         norms = torch.stack([self.loss_sum, *(n.to(self.loss_sum) for n in torch._foreach_norm(weights, math.inf))])
         if not math.isfinite(float(sum_over_ranks(norms.sum()))):
-            raise self._broken("a loss or a weight is not finite")
+            raise self._breakdown("a loss or a weight is not finite")
 
-    def _broken(self, what: str) -> NonFiniteLoss:
+    def _breakdown(self, what: str) -> NonFiniteLoss:
         # A finite loss tells of the weights before its step.
         since = max(self.step - self.loss_steps - 1, self.checkpoint_step, 0)
         good = f"The last good checkpoint is {self.checkpoint}" if self.checkpoint else "There is no checkpoint yet"
@@ -331,8 +326,3 @@ class Run:
             f"{what} at step {self.step}; all was finite until step {since}. {good}. Lower the learning rate (or "
             "HORST's alpha), clip the gradient, or warm up for longer, in a new directory."
         )
-
-
-def _whole(norm: Tensor) -> Tensor:
-    """A norm over all ranks: of sharded gradients it is a DTensor, whose sum is yet to be made."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +13,6 @@ from torch.optim import Optimizer
 
 from horst.parameters.kinds import clean_name
 from horst.sparsity import Sparsifier
-
-__all__ = ["load_optimizer_state", "load_tensors", "named_tensors", "optimizer_state", "settings"]
 
 # Entries of a group that change how an optimizer computes, not what.
 _SPEED_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
@@ -61,6 +61,37 @@ def _params(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Tensor]
     return {names.get(id(p), f"parameter {i}"): p for i, p in enumerate(params)}
 
 
+def random_state() -> dict[str, Any]:
+    """Every random number generator of this process, as JSON: Python's, torch's on CPU and GPU, NumPy's if loaded.
+
+    Example:
+        >>> state = random_state()
+        >>> first = torch.rand(3)
+        >>> set_random_state(state)
+        >>> torch.equal(torch.rand(3), first)
+        True
+    """
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().tolist()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state().tolist()  # of this process's device
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        kind, keys, *rest = numpy.get_state()
+        state["numpy"] = [kind, keys.tolist(), *rest]
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Go on where :func:`random_state` was taken. What this process does not have, a GPU for one, is left out."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
+    if "numpy" in state and (numpy := sys.modules.get("numpy.random")) is not None:
+        kind, keys, *rest = state["numpy"]
+        numpy.set_state((kind, torch.tensor(keys, dtype=torch.int64).numpy(), *rest))
+
+
 def settings(model: nn.Module, optimizer: Optimizer, sparsifier: Sparsifier | None) -> dict[str, Any]:
     """What model, optimizer and sparsifier are, as JSON: a checkpoint of a run with other ones is refused."""
     tensors = named_tensors(model)
@@ -83,7 +114,7 @@ def settings(model: nn.Module, optimizer: Optimizer, sparsifier: Sparsifier | No
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: value for key, value in group.items() if key not in _SPEED_OPTIONS}
+    options = {key: value for key, value in group.items() if key not in _SPEED_OPTIONS and value is not None}
     options["lr"] = float(group.get("initial_lr", group["lr"]))
     options = {
         key: value if isinstance(value, (bool, int, float, type(None))) else repr(value)

@@ -1,14 +1,18 @@
-"""What is trained on what: the unit that the loop works on, for language and vision alike."""
+"""What is trained on what, for language and vision alike; and its loss as one function of a batch."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["BatchSource", "Task"]
+from horst.lab.training.config import LoopConfig
+from horst.lab.training.distributed import is_sharded, world_size
+from horst.lab.training.evaluate import Precision, autocast
 
 
 class BatchSource(Protocol):
@@ -46,3 +50,48 @@ class Task:
     unit: str = "images"
     units_per_row: int = 1
     identity: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Loss(nn.Module):
+    """The task's loss as a module, which DDP and the compiler take as a whole."""
+
+    def __init__(self, task: Task, device: torch.device, precision: Precision) -> None:
+        super().__init__()
+        self.model, self.task_loss, self.device, self.precision = task.model, task.loss, device, precision
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with autocast(self.device, self.precision):
+            return self.task_loss(self.model, inputs, targets)
+
+
+class Objective:
+    """``objective(inputs, targets)``: the task's loss, ready for ``backward``.
+
+    With several ranks and a model that is not sharded, DDP averages the gradients.
+    """
+
+    def __init__(self, task: Task, config: LoopConfig, device: torch.device) -> None:
+        module: nn.Module = _Loss(task, device, config.precision)
+        self._reducer = task.model
+        if world_size() > 1 and not is_sharded(task.model):
+            devices = [device.index] if device.type == "cuda" else None
+            self._reducer = module = nn.parallel.DistributedDataParallel(module, device_ids=devices)
+        self._compute: Callable[[Tensor, Tensor], Tensor] = module
+        if config.compile != "off" and (config.compile != "auto" or device.type == "cuda"):
+            torch.compiler.reset()  # else the ninth run of a process meets the compiler's limit and stays uncompiled
+            mode = "max-autotune-no-cudagraphs" if config.compile == "max-autotune" else None
+            self._compute = torch.compile(module, dynamic=False, mode=mode)
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss over the rows given."""
+        return self._compute(inputs, targets)
+
+    @contextlib.contextmanager
+    def gradients_reduced(self, reduced: bool) -> Iterator[None]:
+        """Around forward and backward pass: whether the ranks' gradients are averaged, or only added up here."""
+        with contextlib.ExitStack() as stack:
+            if is_sharded(self._reducer):
+                self._reducer.set_requires_gradient_sync(reduced)
+            elif isinstance(self._reducer, nn.parallel.DistributedDataParallel) and not reduced:
+                stack.enter_context(self._reducer.no_sync())
+            yield

@@ -20,8 +20,6 @@ from horst.lab.training.distributed import world_size
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
 
-__all__ = ["METADATA", "read_tensors", "write_tensors"]
-
 METADATA = ".metadata"
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from horst.lab.models.gelu import GELU, short_gelu
+from horst.lab.models.half_precision import GELU, short_gelu
 
 WIDE = torch.cat([torch.linspace(-12, 12, 20_001), torch.tensor([0.0, -0.0, 1e-6, -1e-6, -40.0, 40.0])])
 

@@ -1,4 +1,4 @@
-"""The same bits from the same run, also on a GPU: torch's switches, set for a while and put back."""
+"""Settings of torch that hold inside a block and are put back after it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterator
 
 import torch
-
-__all__ = ["deterministic_algorithms"]
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -41,3 +39,14 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = cudnn_before
         if workspace is None:
             del os.environ[_WORKSPACE]
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch computes on ``count`` CPU threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
