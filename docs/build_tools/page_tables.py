@@ -49,6 +49,19 @@ def gpt2_headline(results: Sequence[Result]) -> Table:
     return Table(columns=[title, *(table.columns[i] for i in kept)], rows=rows)
 
 
+def fine_tuning_table(results: Sequence[Result]) -> Table:
+    """Perplexity after each count of steps, one row per optimizer and seed."""
+    runs: dict[tuple[str, int], list[Row]] = {}
+    for row in results[0].rows:
+        runs.setdefault((row["optimizer"], row["seed"]), []).append(row)
+    steps = [row["step"] for row in next(iter(runs.values()))]
+    rows = [
+        [name, f"{own[0]['alpha']:.3g}", str(seed), *(f"{row['perplexity']:.2f}" for row in own)]
+        for (name, seed), own in sorted(runs.items())
+    ]
+    return Table(columns=["perplexity after so many steps", "alpha", "seed", *map(str, steps)], rows=rows)
+
+
 def gpt2_headline_figure(results: Sequence[Result]) -> Any:
     """The README's figure: perplexity against actual zeros, pruned by magnitude."""
     return against_zeros(results, where=headline_rows, panels=lambda row: "GPT-2 small, pruned by magnitude")
@@ -191,6 +204,7 @@ DEIT = files(
 # Name of the marker on a page -> result files and the function that writes its block.
 TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "gpt2_headline": (GPT2_HEADLINE, gpt2_headline),
+    "fine_tuning": (("benchmarks/results/fine_tuning_smollm2.json",), fine_tuning_table),
     "quickstart": (("results/quickstart.json",), lambda results: [language_table(results), vision_table(results)]),
     # the paper's tables
     "table1_digits": (TABLE1_DIGITS, acdc_table),
