@@ -89,6 +89,14 @@ def test_the_model_alone_gets_horsts_own_defaults(gpt2):
     assert {group["weight_decay"] for group in groups} == {own["weight_decay"], 0.0}
 
 
+@pytest.mark.parametrize("options", [{"alpha": 0.0}, {"alpha": "auto"}, {"l1": 0.5}, {"beta": 0.1}])
+def test_an_option_that_every_group_overrides_is_told(gpt2, options):
+    with pytest.warns(UserWarning, match=rf"{next(iter(options))}=.* has no effect: every parameter group"):
+        HORST(param_groups(gpt2, l1=0.01), **options)
+    HORST(param_groups(gpt2, l1=0.01, alpha=0.0), alpha=0.0)  # the same: silent, since warnings are errors here
+    HORST(param_groups(gpt2), l1=0.5)  # these groups carry none
+
+
 def test_default_mirrors_everything_as_the_class_does(gpt2, deit):
     for model in (gpt2, deit):
         _, mirrored = rule(model)

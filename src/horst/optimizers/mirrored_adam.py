@@ -6,6 +6,7 @@ checkpoints, schedulers and trainers need not know the difference.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import operator
@@ -59,7 +60,21 @@ class MirroredAdam(Optimizer):
         self._is_built = False
         super().__init__(params, defaults)
         self._is_built = True
+        self._warn_of_options_without_effect(params)
         self._resolve_auto(self.param_groups)
+
+    def _warn_of_options_without_effect(self, params: Any) -> None:
+        if not isinstance(params, list) or not all(isinstance(group, dict) for group in params):
+            return
+        for name in ("alpha", "beta", "l1"):
+            given = self.defaults.get(name)
+            if given == getattr(inspect.signature(type(self)).parameters.get(name), "default", given):
+                continue
+            if all(name in group for group in params) and any(group[name] != given for group in params):
+                warn_user(
+                    f"{name}={given!r} has no effect: every parameter group carries its own {name}. Give {name} to "
+                    "horst.param_groups, or set it in the groups."
+                )
 
     def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
         """Which of these parameters of a group get the mirror step and ``l1``; the others get AdamW's step."""
