@@ -196,15 +196,20 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, sparse)
     _log.info("%d of %d linear layers are now sparse", replaced, len(candidates))
+    warn_of_experts(model)
+    kinds = {f"{layer.weight.dtype} on {layer.weight.device}" for layer in candidates.values()}
+    if other := sorted(kinds - {"torch.float32 on cpu"}):
+        _log.warning("layers in %s stay dense: the sparse form is for float32 on a CPU", ", ".join(other))
+    return model
+
+
+def warn_of_experts(model: nn.Module) -> None:
+    """Say how many weights are in stacks of experts, which no sparse form takes."""
     if stacks := [stack for module in model.modules() for stack, _ in expert_stacks(module)]:
         _log.warning(
             "%d stacks of experts (%d weights) stay dense: only linear layers have a sparse form",
             *(len(stacks), sum(stack.numel() for stack in stacks)),
         )
-    kinds = {f"{layer.weight.dtype} on {layer.weight.device}" for layer in candidates.values()}
-    if other := sorted(kinds - {"torch.float32 on cpu"}):
-        _log.warning("layers in %s stay dense: the sparse form is for float32 on a CPU", ", ".join(other))
-    return model
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
