@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from horst.parameters.sharding import Shard, sum_over_ranks
@@ -31,27 +31,28 @@ class Chooser:
         self.layers, self.pattern, self.distribution = layers, pattern, distribution
         self.sparsity = pattern.sparsity if sparsity is None and isinstance(pattern, NM) else float(sparsity or 0.0)
         self.shards = {layer.name: Shard.of(layer.param) for layer in layers}
-        self.matrices = {layer.name: layer.matrices() for layer in layers}
+        self.shapes: dict[str, tuple[int, ...]] = {}  # by matrix
+        self.units: dict[str, Shard] = {}  # by matrix, the grid of units; empty for N:M
+        self._places: dict[str, tuple[str, Any]] = {}  # by matrix, its layer and its index in this rank's part of it
         for layer in layers:
-            for matrix in self.matrices[layer.name]:
-                pattern.check(matrix.name, matrix.shape, matrix.input_dim)
             if isinstance(pattern, NM):
                 pattern.check_shard(layer.name, self.shards[layer.name], layer.input_dim)
+            for matrix in layer.matrices():
+                pattern.check(matrix.name, matrix.shape, matrix.input_dim)
+                shard = self.shards[layer.name]
+                shard, index = (shard, ...) if matrix.expert is None else shard.entry(matrix.expert)
+                self.shapes[matrix.name], self._places[matrix.name] = matrix.shape, (layer.name, index)
+                if isinstance(pattern, Block):
+                    self.units[matrix.name] = pattern.units(shard)
         if isinstance(distribution, Mapping):
-            check_ratios(distribution, [matrix.name for group in self.matrices.values() for matrix in group])
+            check_ratios(distribution, list(self.shapes))
         if isinstance(pattern, Block):
-            self.units = {
-                matrix.name: pattern.units(self._place(layer, matrix)[0])
-                for layer in layers
-                for matrix in self.matrices[layer.name]
-            }
             self.budget(self.sparsity)  # a bad distribution is refused now, not at the first event
 
     def budget(self, sparsity: float) -> dict[str, int] | int:
         """Units to remove, by matrix or of all together."""
         units = {name: shard.numel for name, shard in self.units.items()}
-        shapes = {matrix.name: matrix.shape for group in self.matrices.values() for matrix in group}
-        return allocate(self.distribution, sparsity, units, shapes, final=self.sparsity)
+        return allocate(self.distribution, sparsity, units, self.shapes, final=self.sparsity)
 
     def choose(
         self, sparsity: float, scores: Mapping[str, Tensor], old: Mapping[str, Tensor] | None = None
@@ -75,52 +76,40 @@ class Chooser:
 
     def exchange(self, name: str, pruned: Tensor, drop_scores: Tensor, grow_scores: Tensor, fraction: float) -> Tensor:
         """The pruned weights of one layer after the smallest ``fraction`` of its kept units makes room for others."""
-        parts = [self._split({name: tensor}) for tensor in (pruned, drop_scores, grow_scores)]
-        new = {matrix: self._exchange(matrix, *(part[matrix] for part in parts), fraction) for matrix in parts[0]}
+        assert isinstance(self.pattern, Block)
+        drop_by, grow_by = self._split({name: drop_scores}), self._split({name: grow_scores})
+        new = {}
+        for one, mask in self._split({name: pruned}).items():
+            kept, units = ~self.pattern.shrink(mask), self.units[one]
+            count = self.count(one, kept)
+            drop = exact_floor(fraction, count)
+            dropped = select([self.pattern.unit_scores(drop_by[one])], [units], drop, [kept])[0]
+            # Grow the largest of what is free: what remains when the smallest, as many as stay pruned, are taken away.
+            stay = units.numel - count
+            free = [~kept | dropped]
+            new[one] = self.pattern.expand(select([self.pattern.unit_scores(grow_by[one])], [units], stay, free)[0])
         return self._join(new)[name]
 
     def count(self, name: str, mask: Tensor) -> int:
-        """Number of True entries of ``mask``, of weights of the layer, over all ranks."""
-        return int(sum_over_ranks(mask.count_nonzero(), self.shards[name].group))
-
-    def _place(self, layer: Layer, matrix: Layer) -> tuple[Shard, int | None]:
-        """The shard of a matrix, and its place in this rank's part of a stack."""
-        shard = self.shards[layer.name]
-        return (shard, None) if matrix.expert is None else shard.entry(matrix.expert)
+        """Number of True entries of ``mask``, of a layer's weights or a matrix's units, over all ranks."""
+        return int(sum_over_ranks(mask.count_nonzero(), self.shards[self._places.get(name, (name,))[0]].group))
 
     def _split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """By matrix, this rank's parts of tensors given by layer."""
-        parts = {}
-        for layer in self.layers:
-            for matrix in self.matrices[layer.name] if layer.name in tensors else ():
-                local, (shard, at) = tensors[layer.name], self._place(layer, matrix)
-                if matrix.expert is not None:
-                    local = local.new_empty(shard.local_shape) if at is None else local[at]
-                parts[matrix.name] = local
-        return parts
+        """By matrix, views of tensors given by layer."""
+        return {name: tensors[layer][index] for name, (layer, index) in self._places.items() if layer in tensors}
 
     def _join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """By layer, the masks that are given by matrix."""
-        masks = {}
-        for layer in self.layers:
-            own = [(matrix, parts[matrix.name]) for matrix in self.matrices[layer.name] if matrix.name in parts]
-            if layer.experts and own:
-                held = [mask for matrix, mask in own if self._place(layer, matrix)[1] is not None]
-                empty = own[0][1].new_empty(self.shards[layer.name].local_shape)
-                masks[layer.name] = torch.stack(held) if held else empty
-            elif own:
-                masks[layer.name] = own[0][1]
+        masks: dict[str, Tensor] = {}
+        for name, mask in parts.items():
+            layer, index = self._places[name]
+            if index is ...:
+                masks[layer] = mask
+                continue
+            if layer not in masks:
+                masks[layer] = mask.new_empty(self.shards[layer].local_shape)
+            masks[layer][index] = mask
         return masks
-
-    def _exchange(self, name: str, pruned: Tensor, drop_scores: Tensor, grow_scores: Tensor, fraction: float) -> Tensor:
-        assert isinstance(self.pattern, Block)
-        kept, units = ~self.pattern.shrink(pruned), self.units[name]
-        count = int(sum_over_ranks(kept.count_nonzero(), units.group))
-        drop = exact_floor(fraction, count)
-        dropped = select([self.pattern.unit_scores(drop_scores)], [units], drop, [kept])[0]
-        # Grow the largest of what is free: what remains when the smallest, as many as stay pruned, are taken away.
-        stay = units.numel - count
-        return self.pattern.expand(select([self.pattern.unit_scores(grow_scores)], [units], stay, [~kept | dropped])[0])
 
     def _choose(
         self, names: Sequence[str], scores: Mapping[str, Tensor], k: int, old: Mapping[str, Tensor] | None
@@ -132,9 +121,7 @@ class Chooser:
             chosen = select(unit_scores, units, k)
         else:
             before = [self.pattern.shrink(old[name]) for name in names]
-            already = sum(
-                int(sum_over_ranks(mask.count_nonzero(), unit.group)) for mask, unit in zip(before, units, strict=True)
-            )
+            already = sum(self.count(name, mask) for name, mask in zip(names, before, strict=True))
             # Rounding may give a layer of an ERK budget one unit back from one pruning to the next: it stays pruned.
             more = select(unit_scores, units, max(k - already, 0), [~mask for mask in before])
             chosen = [a | b for a, b in zip(before, more, strict=True)]
