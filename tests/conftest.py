@@ -29,6 +29,33 @@ def _waiting_is_allowed_again() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.fixture(params=["mixtral", "qwen2_moe", "gpt_oss"])
+def mixture(request: pytest.FixtureRequest) -> torch.nn.Module:
+    """A small mixture-of-experts model of transformers: gpt-oss stores its experts as in x out, the others out x in."""
+    import transformers
+
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
+    if request.param == "mixtral":
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
+    elif request.param == "qwen2_moe":
+        options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "intermediate_size": 24}
+        config = transformers.Qwen2MoeConfig(**sizes, **options, shared_expert_intermediate_size=20)
+        model = transformers.Qwen2MoeForCausalLM(config)
+    else:
+        config = transformers.GptOssConfig(**sizes, **experts, head_dim=4, initial_context_length=32)
+        model = transformers.GptOssForCausalLM(config)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return model.eval()
+
+
 @pytest.fixture
 def device() -> torch.device:
     """The device kernels are tested on."""

@@ -224,3 +224,16 @@ def test_parameters_in_place_of_the_model_are_refused(give):
 def test_a_frozen_model_is_refused():
     with pytest.raises(ValueError, match="no trainable parameter"):
         param_groups(nn.Linear(3, 3).requires_grad_(False), weight_decay=0.1, alpha=5.0)
+
+
+def test_experts_are_matrices(mixture):
+    groups = param_groups(mixture, mirror="blocks", weight_decay=0.1, l1=0.01)
+    rows = {row.name: row for row in groups.rows}
+    for layer in find_layers(mixture):
+        row = rows[layer.name]
+        assert (row.kind, row.decay, row.mirror, row.l1) == ("matrix", True, True, True)
+    stacks = [row for row in groups.rows if len(row.shape) == 3]
+    assert len(stacks) == 4
+    biases = [row for row in groups.rows if row.name.endswith("_bias")]
+    assert len(biases) == (4 if type(mixture).__name__.startswith("GptOss") else 0)
+    assert not any(row.decay or row.mirror or row.l1 for row in biases)

@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from horst.export.sparse_linear import out_by_in
+from horst.export.sparse_linear import out_by_in, warn_of_experts
 from horst.sparsity.layers import is_conv1d
 
 _log = logging.getLogger(__name__)
@@ -35,8 +35,9 @@ def to_semi_structured(model: nn.Module) -> list[str]:
     """Turn, in place, the 2:4 weights of a model's linear layers into torch's semi-structured form, for inference.
 
     Layers of Hugging Face's ``Conv1D`` become ``nn.Linear``. Layers that are not 2:4 stay as they are, as do those
-    whose shape torch cannot take; the latter are logged. Whether it is faster depends on the shapes and the number of
-    tokens: measure with :func:`horst.export.compare`. torch calls its semi-structured tensors a prototype.
+    whose shape torch cannot take and the stacked experts of mixture models; the latter two are logged. Whether it is
+    faster depends on the shapes and the number of tokens: measure with :func:`horst.export.compare`. torch calls its
+    semi-structured tensors a prototype.
 
     Args:
         model: The model, on a CUDA device, in float16 or bfloat16.
@@ -72,6 +73,7 @@ def to_semi_structured(model: nn.Module) -> list[str]:
         linear = module if isinstance(module, nn.Linear) else _as_linear(model, name, module)
         linear.weight = nn.Parameter(weight, requires_grad=False)
         converted.append(name)
+    warn_of_experts(model)
     return converted
 
 

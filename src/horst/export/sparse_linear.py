@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.export.cpu_kernels import KERNELS, TOKENS, Plan, csr_tensor, plan_for, to_csr
-from horst.sparsity.layers import check_model, is_conv1d
+from horst.sparsity.layers import check_model, expert_stacks, is_conv1d
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -164,7 +164,7 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
 
     Left dense: weights shared with another module (a head tied to the embedding), subclasses of ``nn.Linear`` (their
     ``forward`` may differ), layers with hooks, layers inside ``nn.TransformerEncoderLayer`` (which reads their weights
-    past their ``forward``), and all that is not float32 on the CPU.
+    past their ``forward``), the stacked experts of mixture models, and all that is not float32 on the CPU.
 
     Args:
         model: The pruned model. Zeros are what its weights say; no mask is needed.
@@ -196,10 +196,20 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, sparse)
     _log.info("%d of %d linear layers are now sparse", replaced, len(candidates))
+    warn_of_experts(model)
     kinds = {f"{layer.weight.dtype} on {layer.weight.device}" for layer in candidates.values()}
     if other := sorted(kinds - {"torch.float32 on cpu"}):
         _log.warning("layers in %s stay dense: the sparse form is for float32 on a CPU", ", ".join(other))
     return model
+
+
+def warn_of_experts(model: nn.Module) -> None:
+    """Say how many weights are in stacks of experts, which no sparse form takes."""
+    if stacks := [stack for module in model.modules() for stack, _ in expert_stacks(module)]:
+        _log.warning(
+            "%d stacks of experts (%d weights) stay dense: only linear layers have a sparse form",
+            *(len(stacks), sum(stack.numel() for stack in stacks)),
+        )
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -60,7 +60,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
     - ``embedding``: the table of an embedding layer, also where it is tied to the head.
     - ``position``: position embeddings and special tokens (class token and the like).
     - ``head``: the output layer, where it is not tied.
-    - ``matrix``: every other tensor of two or more dimensions.
+    - ``matrix``: every other tensor of two or more dimensions, the stacked experts of mixture models included.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(5, 8), "fc": nn.Linear(8, 8), "head": nn.Linear(8, 5)})

@@ -143,6 +143,19 @@ class Shard:
         outer = torch.div(index, max(local_block, 1), rounding_mode="floor")
         return outer * (global_block - local_block) + index + self.offset * inner
 
+    def entry(self, i: int) -> tuple[Shard, Any]:
+        """The shard of entry ``i`` along dimension 0, and the index that takes it out of the local part.
+
+        Example:
+            >>> Shard((4, 2, 3), dim=0, offset=2, length=2, group=None).entry(3)
+            (Shard(shape=(2, 3), dim=0, offset=0, length=2, group=None), 1)
+        """
+        if self.dim:
+            return Shard(self.shape[1:], self.dim - 1, self.offset, self.length, self.group), i
+        if self.offset <= i < self.offset + self.length:
+            return Shard(self.shape[1:], 0, 0, self.shape[1], self.group), i - self.offset
+        return Shard(self.shape[1:], 0, 0, 0, self.group), (slice(0, 0), 0)  # another rank holds it
+
     def divided(self, by: Sequence[int]) -> Shard:
         """The shard of a grid of blocks of shape ``by`` laid over the tensor; blocks may not cross the cut."""
         if self.offset % by[self.dim] or self.length % by[self.dim]:

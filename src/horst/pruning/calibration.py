@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from horst.parameters.modes import Batch, evaluating
 from horst.pruning.chains import Chain, NotAChain, block_sequences, layers_by_block, replayed, run_model
+from horst.pruning.experts import expert_inputs, is_mixture
 from horst.pruning.method import Statistic
-from horst.sparsity.layers import Layer, is_linear
+from horst.sparsity.layers import Layer, expert_stacks, is_linear
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,9 @@ def calibrate(
         batches: Batches as the model takes them, each a tensor, a tuple or list of arguments, or a mapping of keyword
             arguments. Of a mapping with an ``attention_mask`` (batch x length), padded positions are left out of the
             statistics.
-        layers: The weights to gather for; each must belong to a linear layer that is called.
+        layers: The weights to gather for; each must belong to a linear layer that is called, or be one matrix of a
+            stack of experts (:meth:`horst.sparsity.layers.Layer.matrices`). The statistic of an expert that no token
+            was routed to has 0 rows.
         statistic: Class of the sums.
         visit: Function that is called with the layers of one block after the other.
         sequential: Whether a block's inputs come from the blocks before it as ``visit`` left them (one more pass
@@ -79,9 +82,10 @@ def calibrate(
             found[name].add(X)
 
         for i, batch in enumerate(batches):
-            with _observed({layer.name: modules[layer.name] for layer in layers}, batch, device, add):
+            with _observed(layers, modules, batch, device, add):
                 runs(i)
-        if empty := [layer.name for layer in layers if layer.name not in found or not found[layer.name].rows]:
+        unseen = [x for x in layers if x.name not in found or (x.expert is None and not found[x.name].rows)]
+        if empty := [layer.name for layer in unseen]:
             raise ValueError(
                 f"no calibration input reached {', '.join(empty)}: the model computes without calling the layer, or "
                 "the data never leads there. Give more data, name the layers in exclude=[...], or use "
@@ -103,7 +107,8 @@ def calibrate(
             except NotAChain as error:
                 logger.warning("%s* is not a chain of blocks (%s): runs of the whole model instead.", name, error)
                 continue
-            rest = [layer for layer in rest if not any(layer in own for own in inside)]
+            in_chain = {layer for own in inside for layer in own}
+            rest = [layer for layer in rest if layer not in in_chain]
             is_needed_after = bool(rest) or name != list(sequences)[-1]
             _walk(chain, inside, gather, len(batches), sequential, is_needed_after)
             done.append(chain)
@@ -135,9 +140,13 @@ def _walk(
 
 @contextlib.contextmanager
 def _observed(
-    modules: Mapping[str, nn.Module], batch: Batch, device: torch.device | None, add: Callable[[str, Tensor], None]
+    layers: Sequence[Layer],
+    modules: Mapping[str, nn.Module],
+    batch: Batch,
+    device: torch.device | None,
+    add: Callable[[str, Tensor], None],
 ) -> Iterator[None]:
-    """Give ``add`` the name and the inputs (rows x inputs) of each of these linear layers when it is called."""
+    """Give ``add`` the name and the inputs (rows x inputs) of each of these layers when it is called."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     counts = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None  # True at positions that count
 
@@ -148,8 +157,21 @@ def _observed(
             x = x[counts.to(x.device)]
         add(name, x.reshape(-1, x.shape[-1]))
 
-    handles = [
-        module.register_forward_pre_hook(partial(hook, name), with_kwargs=True) for name, module in modules.items()
+    names = {(id(layer.param), layer.expert): layer.name for layer in layers}
+
+    def experts_hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stacks = [id(stack) for stack, _ in expert_stacks(module)]
+        for i, *inputs in expert_inputs(module, args, kwargs, counts):
+            for stack, X in zip(stacks, inputs, strict=True):
+                if (stack, i) in names:
+                    add(names[stack, i], X if device is None else X.to(device))
+
+    mixtures = {id(modules[layer.name]): modules[layer.name] for layer in layers if layer.expert is not None}
+    handles = [module.register_forward_pre_hook(experts_hook, with_kwargs=True) for module in mixtures.values()]
+    handles += [
+        modules[layer.name].register_forward_pre_hook(partial(hook, layer.name), with_kwargs=True)
+        for layer in layers
+        if layer.expert is None
     ]
     try:
         yield
@@ -159,13 +181,15 @@ def _observed(
 
 
 def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Module]:
-    """By a layer's name, the linear module whose inputs its weight multiplies."""
+    """By a layer's name, the linear module whose inputs its weight multiplies, or the module of its stack."""
     modules = {id(module.weight): module for module in model.modules() if is_linear(module)}
+    modules |= {id(stack): m for m in model.modules() if is_mixture(m) for stack, _ in expert_stacks(m)}
     without = [layer.name for layer in layers if id(layer.param) not in modules]
     if without:
         raise ValueError(
             f"the inputs of {', '.join(without)} cannot be observed: a method that needs data prunes the weights of "
-            "linear layers (nn.Linear, Conv1D). Name these in exclude=[...], or use method='magnitude'."
+            "linear layers (nn.Linear, Conv1D) and of experts as transformers stacks them. Name these in "
+            "exclude=[...], or use method='magnitude'."
         )
     return {layer.name: modules[id(layer.param)] for layer in layers}
 

@@ -59,10 +59,10 @@ def sweep(
     for sparsity in sparsities:
         plan.check_sparsity(sparsity)
     prepared = None if sequential else plan.prepare()
-    dense = [layer.param.detach().clone() for layer in plan.targets]
+    dense = [layer.param.detach().clone() for layer in plan.found]
 
     def restore() -> None:
-        for layer, weight in zip(plan.targets, dense, strict=True):
+        for layer, weight in zip(plan.found, dense, strict=True):
             layer.param.detach().copy_(weight)
 
     rows = [{"method": "dense", "sparsity": 0.0, **plan.present().shares(), **_evaluated(evaluate, model)}]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Literal, get_args
 
 import torch
@@ -22,9 +24,11 @@ from horst.pruning.sparsegpt import SparseGPT
 from horst.pruning.wanda import InputNorms, Wanda, wanda_scores
 from horst.sparsity import find_layers
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
-from horst.sparsity.layers import Layer, Preset, check_model
+from horst.sparsity.layers import Layer, Preset, check_model, left_dense
 from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
 from horst.sparsity.selection import smallest
+
+logger = logging.getLogger(__name__)
 
 METHODS: dict[str, type[Method]] = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
 
@@ -119,7 +123,10 @@ class Plan:
         preset, exclude = self.layers, self.exclude
         if preset == "paper":
             preset, exclude = "blocks", [*self.exclude, *outer_blocks(self.model)]
-        self.targets = find_layers(self.model, preset, include=self.include, exclude=exclude, frozen=True)
+        self.found = find_layers(self.model, preset, include=self.include, exclude=exclude, frozen=True)
+        self.left = left_dense(self.model, self.found, exclude=exclude, frozen=True) if preset else {}
+        #: The matrices to prune: of a stack one per expert.
+        self.targets = [matrix for layer in self.found for matrix in layer.matrices()]
         for layer in self.targets:
             if layer.param.is_meta or Shard.of(layer.param).group is not None:
                 raise ValueError(f"{layer.name} is not whole in memory: load or gather the model first.")
@@ -152,7 +159,7 @@ class Plan:
 
         def visit(layer: Layer, statistic: Statistic) -> None:
             everything[layer.name] = {key: value.cpu() for key, value in self._prepare(layer, statistic).items()}
-            self.norms[layer.name] = statistic.norms().cpu()
+            self.norms[layer.name] = _norms(statistic)
 
         if self.how.statistic is not None:
             self._calibrate(self.how.statistic, visit, sequential=False)
@@ -171,12 +178,12 @@ class Plan:
         if isinstance(self.units, NM):
             return {layer.name: 0 for layer in self.targets}
         size = self.units.rows * self.units.columns
-        sizes = {layer.name: layer.param.numel() // size for layer in self.targets}
+        sizes = {layer.name: prod(layer.shape) // size for layer in self.targets}
         distribution = OWL() if self.distribution == "owl" else self.distribution
         if isinstance(distribution, OWL):
             assert sparsity is not None
             distribution = self._owl_ratios(distribution, sparsity)
-        shapes = {layer.name: layer.param.shape for layer in self.targets}
+        shapes = {layer.name: layer.shape for layer in self.targets}
         counts = allocate(distribution, sparsity or 0.0, sizes, shapes)
         if isinstance(counts, int):
             self._gather_norms(needed=self.how.statistic is not None)
@@ -198,7 +205,7 @@ class Plan:
 
     def _gather_norms(self, needed: bool) -> None:
         def visit(layer: Layer, statistic: Statistic) -> None:
-            self.norms[layer.name] = statistic.norms().cpu()
+            self.norms[layer.name] = _norms(statistic)
 
         if needed and not self.norms:
             self._calibrate(InputNorms, visit, sequential=False)
@@ -221,6 +228,9 @@ class Plan:
         )  # fmt: skip
 
     def _prepare(self, layer: Layer, statistic: Statistic) -> Prepared:
+        if not statistic.rows:
+            logger.warning("%s: no calibration token was routed to this expert; pruned by magnitude.", layer.name)
+            return {}
         return self.how.prepare(_matrix(layer).to(statistic.device), statistic, layer.name)
 
     @torch.no_grad()
@@ -228,18 +238,25 @@ class Plan:
         stored = _matrix(layer)
         device = self.where or stored.device
         W = stored.to(device)
-        error = self.how.prune(W, {key: value.to(device) for key, value in prepared.items()}, self.units, count)
-        _inputs_last(layer).copy_(W.view(_inputs_last(layer).shape))
-        return PrunedLayer(layer.name, tuple(layer.param.shape), int(W.count_nonzero()), error)
+        has_seen_nothing = self.how.statistic is not None and not prepared
+        how = Magnitude() if has_seen_nothing else self.how
+        error = how.prune(W, {key: value.to(device) for key, value in prepared.items()}, self.units, count)
+        layer.inputs_last.copy_(W.view(layer.inputs_last.shape))
+        return PrunedLayer(layer.name, layer.shape, int(W.count_nonzero()), error)
 
     def present(self) -> Report:
         """The layers as they are now."""
-        return self._report(
-            [PrunedLayer(x.name, tuple(x.param.shape), int(x.param.count_nonzero())) for x in self.targets]
-        )
+        return self._report([PrunedLayer(x.name, x.shape, int(x.inputs_last.count_nonzero())) for x in self.targets])
 
-    def _report(self, layers: list[PrunedLayer]) -> Report:
-        return Report(self.how.name, layers, sum(p.numel() for p in self.model.parameters()))
+    def _report(self, matrices: list[PrunedLayer]) -> Report:
+        """One row per parameter: the experts of a stack together."""
+        rows, layers = iter(matrices), []
+        for layer in self.found:
+            own = [next(rows) for _ in range(layer.experts or 1)]
+            errors = [row.error for row in own if row.error is not None]
+            error = sum(errors) / len(errors) if errors else None
+            layers.append(PrunedLayer(layer.name, layer.shape, sum(row.kept for row in own), error))
+        return Report(self.how.name, layers, sum(p.numel() for p in self.model.parameters()), self.left)
 
     def check_sparsity(self, sparsity: float | None) -> None:
         """Refuse a sparsity that is none, or that something else fixes."""
@@ -276,14 +293,14 @@ def _method(method: str | Method, distribution: object) -> Method:
     return Wanda(compare="tensor") if method == "wanda" and distribution == "global" else METHODS[method]()
 
 
-def _inputs_last(layer: Layer) -> Tensor:
-    return layer.param.detach().movedim(layer.input_dim, -1)
+def _norms(statistic: Statistic) -> Tensor:
+    """The norms of the inputs, on the host; for an expert that saw none, as if all were 1."""
+    return statistic.norms().cpu() if statistic.rows else torch.ones(statistic.inputs)
 
 
 def _matrix(layer: Layer) -> Tensor:
     """The weights, out x in; a view where they are stored as a matrix, in either order."""
-    weights = _inputs_last(layer)
-    return weights.reshape(len(weights), -1)
+    return layer.inputs_last.reshape(len(layer.inputs_last), -1)
 
 
 def _read(data: Iterable[Batch], samples: int | None) -> list[Batch]:

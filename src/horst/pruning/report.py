@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from horst.sparsity.layers import summary_table
@@ -15,10 +15,10 @@ class PrunedLayer:
 
     Args:
         name: The parameter's name.
-        shape: Shape of the parameter.
+        shape: Shape of the parameter; of a mixture's experts experts x out x in, or experts x in x out.
         kept: Number of its weights that are not zero.
         error: Share of the output's energy lost on the calibration inputs, ``|X W' - X W|^2 / |X W|^2``; None where
-            the method does not know it.
+            the method does not know it. Of a mixture the mean over the experts that saw a token.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Report:
         method: Name of the method.
         layers: Pruned layers, in the order of the model.
         model_weights: Number of all parameters of the model, tied ones once.
+        left_dense: Numbers of weights, by name, of matrices inside the blocks that were neither pruned nor excluded.
 
     Example:
         >>> report = Report("magnitude", [PrunedLayer("fc.weight", (10, 10), kept=10)], model_weights=110)
@@ -60,6 +61,7 @@ class Report:
     method: str
     layers: list[PrunedLayer]
     model_weights: int
+    left_dense: dict[str, int] = field(default_factory=dict)
 
     @property
     def zeros(self) -> int:
@@ -90,7 +92,8 @@ class Report:
         ]
 
     def summary(self) -> str:
-        """A table as text, with the errors where the method knows them."""
+        """A table as text, with the errors where the method knows them, and what in the blocks was left dense."""
         rows = [(layer.name, layer.shape, layer.weights - layer.kept) for layer in self.layers]
         errors = {layer.name: layer.error for layer in self.layers if layer.error is not None}
-        return summary_table(rows, self.model_weights, errors)
+        left = [f"left dense in the blocks: {name} ({count} weights)" for name, count in self.left_dense.items()]
+        return "\n".join([summary_table(rows, self.model_weights, errors), *left])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from horst.sparsity.selection import exact_floor, select
 
 
 class Chooser:
-    """Chooses the pruned weights of ``layers`` by least score.
+    """Chooses the pruned weights of ``layers`` by least score; each matrix of a stack is a layer of its own here.
 
     Args:
         layers: The masked layers.
@@ -30,21 +31,28 @@ class Chooser:
         self.layers, self.pattern, self.distribution = layers, pattern, distribution
         self.sparsity = pattern.sparsity if sparsity is None and isinstance(pattern, NM) else float(sparsity or 0.0)
         self.shards = {layer.name: Shard.of(layer.param) for layer in layers}
+        self.shapes: dict[str, tuple[int, ...]] = {}  # by matrix
+        self.units: dict[str, Shard] = {}  # by matrix, the grid of units; empty for N:M
+        self._places: dict[str, tuple[str, Any]] = {}  # by matrix, its layer and its index in this rank's part of it
         for layer in layers:
-            pattern.check(layer.name, layer.param.shape, layer.input_dim)
             if isinstance(pattern, NM):
                 pattern.check_shard(layer.name, self.shards[layer.name], layer.input_dim)
+            for matrix in layer.matrices():
+                pattern.check(matrix.name, matrix.shape, matrix.input_dim)
+                shard = self.shards[layer.name]
+                shard, index = (shard, ...) if matrix.expert is None else shard.entry(matrix.expert)
+                self.shapes[matrix.name], self._places[matrix.name] = matrix.shape, (layer.name, index)
+                if isinstance(pattern, Block):
+                    self.units[matrix.name] = pattern.units(shard)
         if isinstance(distribution, Mapping):
-            check_ratios(distribution, [layer.name for layer in layers])
+            check_ratios(distribution, list(self.shapes))
         if isinstance(pattern, Block):
-            self.units = {name: pattern.units(shard) for name, shard in self.shards.items()}
             self.budget(self.sparsity)  # a bad distribution is refused now, not at the first event
 
     def budget(self, sparsity: float) -> dict[str, int] | int:
-        """Units to remove, by layer or of all layers together."""
+        """Units to remove, by matrix or of all together."""
         units = {name: shard.numel for name, shard in self.units.items()}
-        shapes = {layer.name: tuple(layer.param.shape) for layer in self.layers}
-        return allocate(self.distribution, sparsity, units, shapes, final=self.sparsity)
+        return allocate(self.distribution, sparsity, units, self.shapes, final=self.sparsity)
 
     def choose(
         self, sparsity: float, scores: Mapping[str, Tensor], old: Mapping[str, Tensor] | None = None
@@ -59,26 +67,49 @@ class Chooser:
         if isinstance(self.pattern, NM):
             return {layer.name: ~self.pattern.mask(scores[layer.name], layer.input_dim) for layer in self.layers}
         budget = self.budget(sparsity)
+        scores, old = self._split(scores), self._split(old) if old else None
         if isinstance(budget, int):
-            return self._choose([layer.name for layer in self.layers], scores, budget, old)
-        return {
-            name: mask for layer, k in budget.items() for name, mask in self._choose([layer], scores, k, old).items()
-        }
+            return self._join(self._choose(list(scores), scores, budget, old))
+        return self._join(
+            {name: mask for one, k in budget.items() for name, mask in self._choose([one], scores, k, old).items()}
+        )
 
     def exchange(self, name: str, pruned: Tensor, drop_scores: Tensor, grow_scores: Tensor, fraction: float) -> Tensor:
         """The pruned weights of one layer after the smallest ``fraction`` of its kept units makes room for others."""
         assert isinstance(self.pattern, Block)
-        kept, units = ~self.pattern.shrink(pruned), self.units[name]
-        count = self.count(name, kept)
-        drop = exact_floor(fraction, count)
-        dropped = select([self.pattern.unit_scores(drop_scores)], [units], drop, [kept])[0]
-        # Grow the largest of what is free: what remains when the smallest, as many as stay pruned, are taken away.
-        stay = units.numel - count
-        return self.pattern.expand(select([self.pattern.unit_scores(grow_scores)], [units], stay, [~kept | dropped])[0])
+        drop_by, grow_by = self._split({name: drop_scores}), self._split({name: grow_scores})
+        new = {}
+        for one, mask in self._split({name: pruned}).items():
+            kept, units = ~self.pattern.shrink(mask), self.units[one]
+            count = self.count(one, kept)
+            drop = exact_floor(fraction, count)
+            dropped = select([self.pattern.unit_scores(drop_by[one])], [units], drop, [kept])[0]
+            # Grow the largest of what is free: what remains when the smallest, as many as stay pruned, are taken away.
+            stay = units.numel - count
+            free = [~kept | dropped]
+            new[one] = self.pattern.expand(select([self.pattern.unit_scores(grow_by[one])], [units], stay, free)[0])
+        return self._join(new)[name]
 
     def count(self, name: str, mask: Tensor) -> int:
-        """Number of True entries of ``mask``, of weights or of units, over all ranks."""
-        return int(sum_over_ranks(mask.count_nonzero(), self.shards[name].group))
+        """Number of True entries of ``mask``, of a layer's weights or a matrix's units, over all ranks."""
+        return int(sum_over_ranks(mask.count_nonzero(), self.shards[self._places.get(name, (name,))[0]].group))
+
+    def _split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By matrix, views of tensors given by layer."""
+        return {name: tensors[layer][index] for name, (layer, index) in self._places.items() if layer in tensors}
+
+    def _join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By layer, the masks that are given by matrix."""
+        masks: dict[str, Tensor] = {}
+        for name, mask in parts.items():
+            layer, index = self._places[name]
+            if index is ...:
+                masks[layer] = mask
+                continue
+            if layer not in masks:
+                masks[layer] = mask.new_empty(self.shards[layer].local_shape)
+            masks[layer][index] = mask
+        return masks
 
     def _choose(
         self, names: Sequence[str], scores: Mapping[str, Tensor], k: int, old: Mapping[str, Tensor] | None

@@ -9,7 +9,7 @@ number for all layers together, to be found by one threshold.
   ``sum(shape) / prod(shape)``. Layers that would exceed density 1 stay dense and the rest is solved again; the total
   is ``floor(s * N)`` to the unit.
 - a dictionary ``{pattern: sparsity}``: a layer takes the first entry whose key is its name, a prefix of it
-  (``"blocks.3"``) or a wildcard pattern. :func:`owl_ratios` makes one with an entry per block.
+  (``"blocks.3"``) or a wildcard pattern of either. :func:`owl_ratios` makes one with an entry per block.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def check_ratios(ratios: Mapping[str, float], names: Sequence[str]) -> None:
 
 
 def _fits(key: str, name: str) -> bool:
-    return name == key or name.startswith(key + ".") or fnmatchcase(name, key)
+    return name == key or name.startswith(key + ".") or fnmatchcase(name, key) or fnmatchcase(name, key + ".*")
 
 
 def _erk(total_removed: int, units: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

@@ -9,23 +9,28 @@ The presets, by what the paper and its base code do:
 - ``"all"``: convolutions too.
 - ``None``: only what ``include`` names.
 
-Linear layers are ``nn.Linear``, the ``Conv1D`` of Hugging Face's GPT-2 and the packed projections of
-``nn.MultiheadAttention``. A weight used twice (tied) appears once, under its first name. Biases, norms and embeddings
-are never in a preset; frozen weights (``requires_grad=False``) are left out unless asked for.
+Linear layers are ``nn.Linear``, the ``Conv1D`` of Hugging Face's GPT-2, the packed projections of
+``nn.MultiheadAttention`` and the experts of mixture models, which transformers stacks in one parameter of three
+dimensions: such a stack counts as one matrix per expert. A weight used twice (tied) appears once, under its first
+name. Biases, norms and embeddings are never in a preset; frozen weights (``requires_grad=False``) are left out unless
+asked for. Matrices inside the blocks that a preset does not reach are named in a warning.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Literal
 
 from torch import Tensor, nn
 
-from horst.parameters.kinds import block_prefixes, clean_name
+from horst.parameters.kinds import block_prefixes, clean_name, parameter_kinds
+
+logger = logging.getLogger(__name__)
 
 Preset = Literal["blocks", "all_linear", "all"]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -33,11 +38,37 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One maskable weight: its name without wrappers, the parameter, and the dimension that multiplies the input."""
+    """One maskable weight, or one matrix of a stack.
+
+    Args:
+        name: Name without wrappers; of expert i in the stack ``experts.down_proj`` it is ``experts.down_proj.i``.
+        param: The parameter: the weight itself, or the stack that it lies in.
+        input_dim: The dimension of the weight that multiplies the input.
+        experts: Number of matrices stacked along dimension 0; 0 for a weight that is no stack.
+        expert: Index of the matrix in its stack; None for a whole parameter.
+    """
 
     name: str
     param: nn.Parameter
     input_dim: int
+    experts: int = 0
+    expert: int | None = None
+
+    def matrices(self) -> list[Layer]:
+        """The matrices of a stack, one per expert; of any other weight itself alone."""
+        one = replace(self, input_dim=self.input_dim - 1, experts=0)
+        return [replace(one, name=f"{self.name}.{i}", expert=i) for i in range(self.experts)] or [self]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return tuple(self.param.shape if self.expert is None else self.param.shape[1:])
+
+    @property
+    def inputs_last(self) -> Tensor:
+        """The weight with its inputs as the last dimension: a view of the parameter."""
+        weight = self.param.detach() if self.expert is None else self.param.detach()[self.expert]
+        return weight.movedim(self.input_dim, -1)
 
 
 def find_layers(
@@ -67,14 +98,14 @@ def find_layers(
     if preset not in ("blocks", "all_linear", "all", None):
         raise ValueError(f"layers must be 'blocks', 'all_linear', 'all' or None, got {preset!r}.")
     candidates = _candidates(model)
-    input_dims = {id(weight): dim for weight, dim in _weights(model, "all")}
-    chosen = {id(weight) for weight, _ in _weights(model, preset)} if preset else set()
+    known = {id(weight): (dim, experts) for weight, dim, experts in _weights(model, "all")}
+    chosen = {id(weight) for weight, _, _ in _weights(model, preset)} if preset else set()
     for pattern in include:
         chosen |= {id(candidates[name]) for name in _matching(pattern, candidates, "include")}
     for pattern in exclude:
         chosen -= {id(candidates[name]) for name in _matching(pattern, candidates, "exclude")}
     allowed = {name: p for name, p in candidates.items() if p.requires_grad or frozen}
-    layers = [Layer(name, p, input_dims.get(id(p), 1)) for name, p in allowed.items() if id(p) in chosen]
+    layers = [Layer(name, p, *known.get(id(p), (1, 0))) for name, p in allowed.items() if id(p) in chosen]
     if not layers:
         hint = "No transformer blocks were found: use layers='all_linear' or 'all'. " if preset == "blocks" else ""
         raise ValueError(
@@ -82,7 +113,32 @@ def find_layers(
             f"{'' if frozen else 'trainable '}weight. {hint}Parameters of two or more dimensions: "
             f"{_shorten(candidates)}."
         )
+    if preset and (left := left_dense(model, layers, exclude=exclude, frozen=frozen)):
+        logger.warning(
+            "%d weights of two or more dimensions inside the blocks (%d parameters) are left dense: %s. "
+            "include=[...] adds them, exclude=[...] silences this.",
+            *(len(left), sum(left.values()), _shorten(left)),
+        )
     return layers
+
+
+def left_dense(
+    model: nn.Module, layers: Sequence[Layer], *, exclude: Sequence[str] = (), frozen: bool = False
+) -> dict[str, int]:
+    """The matrices inside the blocks that are not in ``layers``, with their numbers of weights.
+
+    Those that ``exclude`` names are left out, and without ``frozen`` those that are not trained.
+    """
+    blocks, kinds = block_prefixes(model), parameter_kinds(model)
+    chosen = {id(layer.param) for layer in layers}
+    return {
+        clean_name(name): p.numel()
+        for name, p in model.named_parameters()
+        if kinds[name] == "matrix" and any(name.startswith(prefix) for prefix in blocks)
+        if p.numel() > max(p.shape)  # else it is a vector with more dimensions of size 1
+        if id(p) not in chosen and (p.requires_grad or frozen)
+        if not any(fnmatchcase(clean_name(name), pattern) for pattern in exclude)
+    }
 
 
 def check_model(model: object) -> None:
@@ -125,19 +181,39 @@ def is_conv1d(module: nn.Module) -> bool:
     return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__) and hasattr(module, "nf")
 
 
-def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int]]:
+def expert_stacks(module: nn.Module) -> list[tuple[nn.Parameter, int]]:
+    """The two stacks of a mixture's experts (input first), each with the dimension that multiplies the input.
+
+    They are what transformers calls ``gate_up_proj`` (or ``up_proj``) and ``down_proj``: experts x out x in, or
+    experts x in x out where the module says ``is_transposed`` or the two shapes fit together only so. Any other module
+    has none.
+    """
+    stacks = {name: p for name, p in module.named_parameters(recurse=False) if p.dim() == 3}
+    up, down = stacks.get("gate_up_proj", stacks.get("up_proj")), stacks.get("down_proj")
+    if up is None or down is None or len(stacks) != 2:
+        return []
+    fits_transposed = up.shape[1] == down.shape[2] and up.shape[2] != down.shape[1]
+    dim = 1 if getattr(module, "is_transposed", fits_transposed) else 2
+    return [(up, dim), (down, dim)]
+
+
+def _weights(model: nn.Module, preset: Preset) -> Iterator[tuple[Tensor, int, int]]:
+    """Of each weight in the preset: the dimension that multiplies the input, and the number of stacked matrices."""
     blocks = block_prefixes(model)
     for name, module in model.named_modules():
         if preset == "blocks" and not any(name.startswith(prefix) for prefix in blocks):
             continue
         if isinstance(module, nn.Linear) or (isinstance(module, _CONVOLUTIONS) and preset == "all"):
-            yield module.weight, 1
+            yield module.weight, 1, 0
         elif is_linear(module):
-            yield module.weight, 0  # Conv1D
+            yield module.weight, 0, 0  # Conv1D
         elif isinstance(module, nn.MultiheadAttention):
             for weight in (module.in_proj_weight, module.q_proj_weight, module.k_proj_weight, module.v_proj_weight):
                 if weight is not None:
-                    yield weight, 1
+                    yield weight, 1, 0
+        else:
+            for stack, input_dim in expert_stacks(module):
+                yield stack, input_dim, len(stack)
 
 
 def _matching(pattern: str, candidates: dict[str, nn.Parameter], argument: str) -> list[str]:
@@ -150,7 +226,7 @@ def _matching(pattern: str, candidates: dict[str, nn.Parameter], argument: str) 
     return names
 
 
-def _shorten(names: dict[str, nn.Parameter]) -> str:
+def _shorten(names: Mapping[str, object]) -> str:
     listed = list(names)
     return ", ".join(listed[:8]) + (f", ... ({len(listed)} in all)" if len(listed) > 8 else "")
 
