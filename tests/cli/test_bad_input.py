@@ -155,10 +155,9 @@ def test_output_that_is_there_or_cannot_be_written_is_refused_before_the_work(ho
 
 
 @pytest.mark.parametrize("command", ["prune", "export", "data"])
-def test_a_failure_while_writing_leaves_what_was_there(horst, gpt2, texts, command, monkeypatch):
+def test_a_failure_while_writing_leaves_what_was_there(horst, made_by_horst, gpt2, texts, command, monkeypatch):
     """The disk is full when the new directory shall take the old one's place."""
-    pathlib.Path("old").mkdir()
-    pathlib.Path("old/precious").write_text("keep me")
+    made_by_horst("old", precious="keep me")
     before, replace = listing(), os.replace
 
     def full(source, target):
@@ -173,6 +172,49 @@ def test_a_failure_while_writing_leaves_what_was_there(horst, gpt2, texts, comma
     refused(horst(*words, "--out", "old", "--overwrite"), "No space left")
     assert listing() == before
     assert pathlib.Path("old/precious").read_text() == "keep me"
+
+
+def tree():
+    return {path: path.read_bytes() for path in sorted(pathlib.Path().rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("command", ["prune", "export", "data"])
+def test_overwrite_replaces_only_what_horst_wrote(horst, gpt2, texts, command):
+    words = OUTPUTS[command](gpt2, texts)
+    for name in ("project/src/main.py", "project/.git/config"):
+        pathlib.Path(name).parent.mkdir(parents=True)
+        pathlib.Path(name).write_text("keep me")
+    assert horst(*words, "--out", "out").code == 0
+    assert horst(*words, "--out", "out", "--overwrite").code == 0
+    pathlib.Path("out/notes.txt").write_text("keep me")
+    before = tree()
+    refused(horst(*words, "--out", "project", "--overwrite"), "project was not made by horst", "another name")
+    refused(horst(*words, "--out", "out", "--overwrite"), "notes.txt", "did not write")
+    assert tree() == before
+
+
+def test_overwrite_never_replaces_the_source(horst, vit, texts):
+    shutil.copytree(vit, "vict")
+    shutil.copy(texts / "held_out.txt", "vict/text.txt")
+    assert horst("prune", "vict", "--sparsity", "0.5", "--out", "pruned").code == 0
+    pathlib.Path("link").symlink_to("pruned")
+    before = tree()
+    for model, out in [("vict", "vict"), ("pruned", "pruned"), ("pruned", "link"), ("link", "pruned")]:
+        refused(horst("export", model, "--to", "onnx", "--out", out, "--overwrite"), f"{out} holds {model}", "reads")
+        refused(horst("prune", model, "--sparsity", "0.5", "--out", out, "--overwrite"), f"{out} holds {model}")
+    refused(horst("data", "tokenize", "vict/text.txt", "--out", "vict", "--overwrite"), "vict holds vict/text.txt")
+    assert tree() == before
+
+
+def test_overwrite_replaces_no_file_of_another_kind(horst):
+    assert horst("run", "figure6", "--steps", "2", "--out", "result.json", "--no-figures").code == 0
+    pathlib.Path("main.py").write_text("keep me")
+    before = tree()
+    refused(horst("run", "figure6", "--out", "main.py", "--overwrite"), "neither a result file nor a report")
+    refused(horst("report", "result.json", "--out", "main.py", "--overwrite"), "neither a result file nor a report")
+    refused(horst("report", "result.json", "--out", "result.json", "--overwrite"), "which this command reads")
+    assert tree() == before
+    assert horst("report", "result.json").code == horst("report", "result.json", "--overwrite").code == 0
 
 
 def test_an_unreadable_file_is_one_line(horst, gpt2, texts, monkeypatch):

@@ -210,11 +210,11 @@ def test_export_with_a_report(horst, gpt2):
 def test_an_existing_directory_is_replaced_only_when_asked(horst, gpt2):
     words = ["prune", gpt2, "--sparsity", 0.5, "--out", "pruned"]
     assert horst(*words).code == 0
-    pathlib.Path("pruned/mine.txt").write_text("keep me")
+    pathlib.Path("pruned/pruning.json").write_text("keep me")
     refused = horst(*words)
     assert refused.code == 2
     assert "--overwrite" in refused.err
-    assert pathlib.Path("pruned/mine.txt").exists()
+    assert pathlib.Path("pruned/pruning.json").read_text() == "keep me"
     assert horst(*words, "--overwrite").code == 0
-    assert not pathlib.Path("pruned/mine.txt").exists()
+    assert pathlib.Path("pruned/pruning.json").read_text() != "keep me"
     assert sorted(path.name for path in pathlib.Path().iterdir()) == ["pruned"]

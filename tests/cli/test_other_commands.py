@@ -252,10 +252,9 @@ def test_exit_codes_of_what_is_raised(horst, monkeypatch):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_sigterm_while_text_is_tokenized_leaves_what_was_there(horst, monkeypatch, there):
+def test_sigterm_while_text_is_tokenized_leaves_what_was_there(horst, made_by_horst, monkeypatch, there):
     if there:
-        pathlib.Path("out").mkdir()
-        pathlib.Path("out/mine.txt").write_text("keep me")
+        made_by_horst("out", mine="keep me")
 
     def tokenize(sources, folder, **options):
         (folder / "train.bin").write_text("half")
@@ -269,7 +268,7 @@ def test_sigterm_while_text_is_tokenized_leaves_what_was_there(horst, monkeypatc
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert (found.code, found.err) == (143, "horst data: stopped; unfinished output is removed.\n")
-    assert [str(path) for path in pathlib.Path().rglob("*")] == (["out", "out/mine.txt"] if there else [])
+    assert sorted(map(str, pathlib.Path().rglob("*"))) == (["out", "out/.horst.json", "out/mine"] if there else [])
 
 
 def test_a_reader_that_leaves_is_no_error(monkeypatch):

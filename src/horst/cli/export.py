@@ -45,7 +45,7 @@ class Options:
     device: str | None = None
     """Device to measure on; by default the CPU, where unstructured zeros can be faster."""
     overwrite: bool = False
-    """Replace a directory that is there."""
+    """Replace an existing directory, if horst made it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -58,7 +58,7 @@ def main(options: Options) -> None:
         raise ValueError(f"--batch-size and --tokens must be at least 1, got {options.batch_size}, {options.tokens}.")
     device = choose_device(options.device or "cpu")
     out = options.out or beside(options.model, options.to)
-    check_free(out, options.overwrite, "directory")
+    check_free(out, options.overwrite, "directory", [options.model])
     loaded = load_model(options.model)
     comparison = None
     with spinner("exporting"), quiet("horst.export"), replaced(out, options.overwrite) as directory:

@@ -56,7 +56,7 @@ class Options:
     device: str | None = None
     """Device to compute on, one block at a time; by default the GPU if there is one."""
     overwrite: bool = False
-    """Replace an existing directory."""
+    """Replace an existing directory, if horst made it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -81,7 +81,7 @@ def main(options: Options) -> None:
     device = choose_device(options.device)
     amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
     out = options.out or beside(options.model, amount)  # my-gpt2-50, my-gpt2-2-4
-    check_free(out, options.overwrite, "directory")
+    check_free(out, options.overwrite, "directory", [options.model, *filter(None, [options.data])])
     loaded = load_model(options.model)
     with spinner("pruning"):
         report = prune(
