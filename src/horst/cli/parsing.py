@@ -52,7 +52,8 @@ def _one_line(box: str) -> str:
         if text.startswith("Perhaps you meant"):
             guess = f" Did you mean {next(lines, '').strip('│ ').split()[0]}?"
             break
-        if text and text[0] not in "╭╰─├":
+        if text and text[0] not in "╭╰─├" and text.strip("-"):  # dashes where the terminal has no frames
             said.append(text)
-    sentence = " ".join(said) or "the arguments are not understood."
+    sentence = " ".join(said).removeprefix("Value error ").removeprefix("Error parsing config: ")
+    sentence = sentence or "the arguments are not understood."
     return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.") + guess

@@ -14,6 +14,12 @@ from horst.extras import load_extra
 if TYPE_CHECKING:
     from horst.lab.experiments.result import Result
 
+# Fields of a config that decide which runs there are.
+_LISTS = (
+    *("seeds", "optimizers", "sparsities", "points", "methods"),
+    *("models", "setups", "p_values", "variants", "alphas"),
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
@@ -58,7 +64,27 @@ def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: s
     if scale not in scales:
         raise ValueError(f"{name} has the scales {', '.join(scales)}, not {scale!r}.{nearest(scale, scales)}")
     about = f"{RECIPES[name].about} ({scale})."
-    return parse(_with_config(options, name, scale), arguments[1:], prog=f"{prog} {name}", description=about)
+    parsed = parse(_with_config(options, name, scale), arguments[1:], prog=f"{prog} {name}", description=about)
+    _check_lists(parsed.config)
+    _check_effect(parsed.config, arguments)
+    return parsed
+
+
+def _check_lists(config: Any) -> None:
+    """Refuse a list that decides which runs there are and is empty: the result would be empty, too."""
+    for field in dataclasses.fields(config):
+        if field.name in _LISTS and field.default and not getattr(config, field.name):
+            raise ValueError(f"--{field.name.replace('_', '-')} needs at least one value, got none.")
+
+
+def _check_effect(config: Any, arguments: Sequence[str]) -> None:
+    """Refuse options that were given and change nothing."""
+    given = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    for part in (config, getattr(config, "run", None)):
+        for name, why in part.without_effect().items() if hasattr(part, "without_effect") else ():
+            words = name.replace("_", "-")
+            if found := {f"--{words}", f"--no-{words}"} & given:
+                raise ValueError(f"{found.pop()} has no effect here: {why}")
 
 
 def recipe_rows() -> list[dict[str, str]]:
