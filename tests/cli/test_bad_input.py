@@ -53,7 +53,7 @@ def refused(found, *parts):
         (["run", "frontier_vision", "--scale", "cpu", "--points"], ["--points needs at least one value"]),
         (["run", "figure6", "--seeds"], ["--seeds needs at least one value"]),
         (["quickstart", "--seeds"], ["horst quickstart: seeds must be at least one value"]),
-        (["run", "table1", "--scale", "cpu", "--data", "x"], ["--data has no effect", "digits", "--dataset", "--scale"]),
+        (["run", "table1", "--scale", "cpu", "--data", "x"], ["--data has no effect", "--dataset", "--scale"]),
         (["sweep", "table4", "--scale", "cpu", "--data", "x"], ["--data has no effect", "digits"]),
         (["run", "table1", "--scale", "cpu", "--workers", "2"], ["--workers has no effect", "digits"]),
         (["run", "table1", "--padding", "2"], ["--padding has no effect", "ImageNet"]),

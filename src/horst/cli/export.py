@@ -64,6 +64,7 @@ def main(options: Options) -> None:
     with spinner("exporting"), quiet("horst.export"), replaced(out, options.overwrite) as directory:
         if options.to == "onnx":
             _export_onnx(loaded, directory / "model.onnx")
+            loaded.copy_side_files(directory)
         else:
             loaded.save(directory, sparse=options.to == "sparse-safetensors")
         if options.report:

@@ -8,12 +8,11 @@ A path is a directory: one of Hugging Face's or of timm's (``config.json`` with 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.output import nearest
-from horst.export.hf import DENSE_FILE, SPARSE_FILE, load_pretrained, save_hugging_face
+from horst.export.hf import DENSE_FILE, SPARSE_FILE, copy_side_files, load_pretrained, save_hugging_face
 from horst.export.safetensors_header import read_header, shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
@@ -113,16 +112,20 @@ class LoadedModel:
         """Write it as a directory that :func:`load_model` reads, whole or not at all."""
         if self.timm_config is None:
             save_hugging_face(self.model, directory, sparse=sparse, tokenizer=self.path if self.has_tokenizer else None)
-            if (self.path / "preprocessor_config.json").is_file():
-                shutil.copyfile(self.path / "preprocessor_config.json", directory / "preprocessor_config.json")
-            return
-        with whole_directory(directory) as temporary:
-            write_json(temporary / "config.json", self.timm_config)
-            if sparse:
-                save_sparse(self.model, temporary / SPARSE_FILE)
-            else:
-                state = {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}
-                load_extra("safetensors.torch").save_file(state, temporary / DENSE_FILE, {"format": "pt"})
+        else:
+            with whole_directory(directory) as temporary:
+                write_json(temporary / "config.json", self.timm_config)
+                if sparse:
+                    save_sparse(self.model, temporary / SPARSE_FILE)
+                else:
+                    state = {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}
+                    load_extra("safetensors.torch").save_file(state, temporary / DENSE_FILE, {"format": "pt"})
+        self.copy_side_files(directory)
+
+    def copy_side_files(self, directory: Path) -> None:
+        """Copy what else lies beside the weights, unless they are those of a run of ours."""
+        if (self.path / "config.json").is_file():
+            copy_side_files(self.path, directory)
 
 
 def load_model(path: Path) -> LoadedModel:

@@ -12,6 +12,8 @@ import contextlib
 import copy
 import importlib
 import itertools
+import json
+import logging
 import os
 import pathlib
 import shutil
@@ -28,6 +30,8 @@ from horst.files import InvalidFileError, PathLike, path_inside, read_json, whol
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 SPARSE_FILE = "model.sparse.safetensors"
 DENSE_FILE, _DENSE_INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -41,6 +45,12 @@ TOKENIZER_FILES = (
     "spiece.model",
     "vocab.json",
     "vocab.txt",
+)
+_MAX_SIDE_FILE, _MAX_SIDE_FILES = 64 << 20, 256 << 20  # bytes of one, and of all
+# Weights in any format, states of a training, and what tells of the old weights.
+_NOT_CARRIED = (
+    *(".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".npz", ".npy"),
+    *(".onnx", ".data", ".onnx_data", ".gguf", ".tflite", ".xml", "/report.md"),
 )
 
 
@@ -75,6 +85,56 @@ def save_hugging_face(
         if tokenizer is not None:
             _write_tokenizer(tokenizer, temporary)
     return pathlib.Path(directory)
+
+
+def copy_side_files(source: PathLike, directory: PathLike) -> list[str]:
+    """Copy what else lies beside a model's weights: tokenizer, processor, card, the modules of sentence-transformers.
+
+    Left out are weights, hidden files, links that lead out of ``source``, and what is there already. The folders that
+    ``modules.json`` names are modules of their own, so their weights do come along. Files of more than 64 MiB are left
+    out with a warning, and so is what exceeds 256 MiB in all.
+
+    Returns:
+        The names of the copied files.
+    """
+    source, directory = pathlib.Path(source), pathlib.Path(directory)
+    modules = _module_folders(source)
+    copied, left, total = [], [], 0
+    for folder, folders, files in os.walk(source):
+        inside = pathlib.Path(folder).relative_to(source)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(file for file in files if not file.startswith(".")):
+            relative = (inside / name).as_posix()
+            if f"/{name}".endswith(_NOT_CARRIED) and inside.as_posix() not in modules:
+                continue
+            try:
+                path = path_inside(source, relative)
+                size = path.stat().st_size
+            except (InvalidFileError, OSError):
+                left.append(relative)
+                continue
+            if os.path.lexists(directory / relative):
+                continue
+            if size > _MAX_SIDE_FILE or total + size > _MAX_SIDE_FILES:
+                left.append(relative)
+                continue
+            (directory / inside).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, directory / relative)
+            copied.append(relative)
+            total += size
+    if left:
+        logger.warning("not copied from %s, as too large or not in the folder: %s.", source, shorten(left))
+    return copied
+
+
+def _module_folders(source: pathlib.Path) -> set[str]:
+    """The folders of sentence-transformers' modules other than the model itself."""
+    with contextlib.suppress(InvalidFileError, OSError, ValueError):
+        listed = json.loads(path_inside(source, "modules.json").read_bytes())
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        paths = [entry.get("path") for entry in entries if not str(entry.get("type")).endswith(".Transformer")]
+        return {path.strip("/") for path in paths if isinstance(path, str)}
+    return set()
 
 
 def _load_dense_directory(directory: pathlib.Path) -> PreTrainedModel:
