@@ -99,7 +99,13 @@ def refused(found, *parts):
         (["prune", "GPT2", "--sparsity", "0.5", "--pattern", "two"], ["2:4"]),
         (["prune", "GPT2", "--sparsity", "0.4", "--pattern", "2:4"], ["fixes the sparsity"]),
         (["prune", "GPT2", "--pattern", "2:5"], ["multiple", "5"]),
-        (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*"], ["exclude"]),
+        (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*"], ["--exclude * leaves nothing", "all 12 layers"]),
+        (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*.h.*"], ["--exclude *.h.* leaves nothing"]),
+        (["prune", "gpt2", "--sparsity", "0.5"], ["no model gpt2", "hf download gpt2 --local-dir gpt2"]),
+        (["eval", "owner/name", "--data", "x"], ["hf download owner/name --local-dir name"]),
+        (["export", "GPT2", "--seconds", "nan"], ["--seconds", "nan"]),
+        (["export", "GPT2", "--seconds", "inf"], ["--seconds", "inf"]),
+        (["bench", "--seconds", "nan"], ["--seconds", "nan"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--device", "tpu"], ["cpu, cuda"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--device", "cuda:99"], ["cuda:99", "--device cpu"]),
         (["eval", "GPT2", "--data", "TEXT", "--context", "65"], ["--context", "64"]),
@@ -334,11 +340,51 @@ def test_text_that_is_damaged_is_refused(horst, gpt2, texts):
     pathlib.Path("fields.jsonl").write_text('{"content": "other name"}')
     refused(horst("prune", gpt2, "--data", "fields.jsonl", "--sparsity", "0.5", "--method", "wanda"), "content")
     pathlib.Path("latin.txt").write_bytes(b"caf\xe9")
-    refused(horst("data", "tokenize", "latin.txt", "--tokenizer", "bytes"), "latin.txt")
+    found = horst("data", "tokenize", "latin.txt", "--tokenizer", "bytes")
+    refused(found, "latin.txt is not UTF-8", "0xe9 at position 3", "iconv -f latin1")
+    assert "damaged" not in found.err
     pathlib.Path("short.txt").write_text("hi")
     refused(
         horst("prune", gpt2, "--data", "short.txt", "--sparsity", "0.5", "--method", "wanda"), "3 tokens", "context"
     )
+
+
+def test_errors_name_the_users_file_and_no_option_that_the_command_lacks(horst, gpt2, texts):
+    pathlib.Path("short.txt").write_text("hi")
+    refused(horst("prune", gpt2, "--data", "short.txt", "--sparsity", "0.5", "--method", "wanda"), "short.txt has 3")
+    found = horst("eval", gpt2, "--data", texts / "held_out.txt", "--tokenizer", "gpt2")
+    refused(found, f"{texts / 'held_out.txt'} has tokens of 'gpt2'")
+    assert "--vocabulary" not in found.err
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "outcome.json"])
+def test_a_pipe_in_a_model_is_refused_at_once(horst, gpt2, name):
+    shutil.copytree(gpt2, "model")
+    pathlib.Path("model", name).unlink(missing_ok=True)
+    if name == "outcome.json":
+        pathlib.Path("model/config.json").unlink()
+    os.mkfifo(pathlib.Path("model", name))
+    refused(horst("export", "model"))
+
+
+def test_a_pipe_among_results_is_refused_at_once(horst):
+    os.mkfifo("pipe.json")
+    refused(horst("report", "pipe.json"), "pipe.json")
+    refused(horst("report", "."), "holds no result")
+
+
+def test_a_forged_number_of_blocks_is_refused_at_once(horst, gpt2, vit):
+    for source, change in [(gpt2, {"n_layer": 10**8}), (vit, {"model_args": {"depth": 10**8}})]:
+        shutil.copytree(source, "model")
+        config = json.loads((source / "config.json").read_text())
+        pathlib.Path("model/config.json").write_text(json.dumps(config | change))
+        refused(horst("export", "model"), "forged", "1e+08")
+        shutil.rmtree("model")
+    pathlib.Path("run/checkpoints/step-00000004").mkdir(parents=True)
+    pathlib.Path("run/checkpoints/step-00000004/checkpoint.json").write_text('{"format": 1, "fingerprint": {}}')
+    shape = {"layers": 1e8, "vocabulary": 257}
+    pathlib.Path("run/outcome.json").write_text(json.dumps({"config": {"run": {"model": shape}}}))
+    refused(horst("export", "run"), "forged", "1e+08")
 
 
 def test_a_model_of_another_kind_is_refused_by_name(horst, texts):

@@ -108,7 +108,7 @@ def replaced(out: Path, overwrite: bool) -> Iterator[Path]:
     check_free(out, overwrite, "directory")
     missing = [parent for parent in out.parents if not parent.exists()]
     try:
-        with _stopped_by_sigterm(), whole_directory(out, overwrite=overwrite) as new:
+        with _stopped_by_signal(), whole_directory(out, overwrite=overwrite) as new:
             yield new
             write_json(new / MARKER, {"horst": __version__, "files": sorted(path.name for path in new.iterdir())})
     except BaseException:
@@ -119,8 +119,8 @@ def replaced(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, by an exception, so that what it began is removed."""
+def _stopped_by_signal() -> Iterator[None]:
+    """SIGTERM or SIGHUP ends the block as Ctrl-C does, by an exception, so that what it began is removed."""
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)  # another one must not disturb the removal
@@ -129,8 +129,14 @@ def _stopped_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
         yield
         return
-    previous = signal.signal(signal.SIGTERM, stop)
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP; nohup ignores it
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
     try:
+        for number, handler in previous.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, stop)
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

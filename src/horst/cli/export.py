@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
+from horst.cli.parsing import check_seconds
 from horst.cli.progress import quiet, spinner
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def main(options: Options) -> None:
 
     if options.batch_size < 1 or options.tokens < 1:
         raise ValueError(f"--batch-size and --tokens must be at least 1, got {options.batch_size}, {options.tokens}.")
+    check_seconds(options.seconds)
     device = choose_device(options.device or "cpu")
     out = options.out or beside(options.model, options.to)
     check_free(out, options.overwrite, "directory", [options.model])

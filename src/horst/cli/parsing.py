@@ -9,6 +9,8 @@ from typing import Any
 
 from horst.extras import load_extra
 
+_LONGEST = 3600  # seconds
+
 
 def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str | None = None) -> Any:
     """The options from the words after a command's name. Fields without a default are positional.
@@ -32,6 +34,12 @@ def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str
             if not stop.code:
                 raise
     raise ValueError(f"{_one_line(complaint.getvalue())} See {prog} --help.")
+
+
+def check_seconds(seconds: float) -> None:
+    """Refuse a duration that never ends, or never begins."""
+    if not 0 < seconds <= _LONGEST:
+        raise ValueError(f"--seconds must be above 0 and at most {_LONGEST}, got {seconds}.")
 
 
 def config() -> tuple[Any, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from horst.cli.output import nearest, show, table, write
 from horst.cli.parsing import parse
+from horst.cli.report import draw_figures
 from horst.extras import load_extra
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class RecipeOptions:
     """Replace an existing result file."""
     json: bool = False
     """Print the rows as JSON."""
+    figures: bool = True
+    """Draw the figures of the result into a folder beside it; --no-figures leaves them out."""
 
     @property
     def result_file(self) -> Path:
@@ -38,12 +42,13 @@ class RecipeOptions:
         chosen: Any = self
         return self.out or Path("runs") / f"{chosen.recipe}_{chosen.scale}.json"
 
-    def save(self, result: Result, cost: str) -> Path:
-        """Write the result, and show its rows below the recipe's name and what they cost."""
+    def save(self, result: Result, cost: str) -> None:
+        """Write the result, show its rows below the recipe's name and what they cost, and draw its figures."""
         chosen: Any = self
         path = result.save(self.result_file)
         show(result.rows, f"{chosen.recipe}, {cost}", as_json=self.json, more=f"-> {path}")
-        return path
+        if self.figures:
+            draw_figures(path, sys.stderr if self.json else None)
 
 
 def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: str) -> Any:

@@ -17,6 +17,7 @@ import logging
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -46,6 +47,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
+_MAX_BLOCKS = 1000
 _MAX_SIDE_FILE, _MAX_SIDE_FILES = 64 << 20, 256 << 20  # bytes of one, and of all
 # Weights in any format, states of a training, and what tells of the old weights.
 _NOT_CARRIED = (
@@ -220,6 +222,7 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
     if not (directory / "config.json").is_file():
         raise InvalidFileError(f"{directory} has no config.json: it is no Hugging Face model.")
     content = read_json(path_inside(directory, "config.json"))
+    check_blocks(content, directory)
     # Both make transformers read weights from a place that another file names.
     if "transformers_weights" in content or (directory / "adapter_config.json").exists():
         raise InvalidFileError(
@@ -237,6 +240,15 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
     return model_class, transformers.AutoConfig.from_pretrained(
         directory, local_files_only=True, trust_remote_code=False
     )
+
+
+def check_blocks(config: Mapping[str, Any], where: PathLike) -> None:
+    """Refuse a number of blocks that no model has: building them would take hours before the weights are compared."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_blocks(value, where)
+        elif ("layer" in key or key == "depth") and isinstance(value, (int, float)) and value > _MAX_BLOCKS:
+            raise InvalidFileError(f"{where} is damaged or forged: {key} is {value:g}, more than {_MAX_BLOCKS} blocks.")
 
 
 def _dense_files(directory: pathlib.Path) -> list[pathlib.Path]:

@@ -333,3 +333,9 @@ def test_data_too_short_to_calibrate_on_are_refused_before_the_training(tokens, 
     monkeypatch.setattr(table6_gpt2_one_shot, "TokenBatches", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         RECIPES["one_shot_methods"].run(tiny_table6(tokens, tmp_path, optimizers=("adamw",), methods=("wanda",)))
+
+
+def test_lines_of_progress_name_the_optimizer(tokens, tmp_path, caplog):
+    caplog.set_level("INFO", logger="horst")
+    RECIPES["table6"].run(tiny_table6(tokens, tmp_path, optimizers=("ham",)))
+    assert "ham, step 6 of 6: loss" in caplog.text
