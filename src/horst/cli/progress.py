@@ -44,26 +44,20 @@ def quiet(logger: str) -> Iterator[None]:
         part.setLevel(level)
 
 
-class TimeLeft:
-    """Says how long the rest of some work takes, judged by what is done."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self._began = total, time.perf_counter()
-
-    def after(self, done: int) -> str:
-        """How far the work is."""
-        seconds = (time.perf_counter() - self._began) * (self.total - done) / max(done, 1)
-        return f"{done} of {self.total}, about {timedelta(seconds=round(max(seconds, 0)))} left"
+def _how_far(done: int, total: int, began: float) -> str:
+    """What is done, and how long the rest takes, judged by it."""
+    seconds = (time.perf_counter() - began) * max(total - done, 0) / max(done, 1)
+    return f"{done} of {total}, about {timedelta(seconds=round(seconds))} left"
 
 
 @contextlib.contextmanager
 def blocks_counted(total: int) -> Iterator[None]:
     """Add the time left to the lines with which pruning reports each block."""
-    left, done = TimeLeft(total), itertools.count(1)
+    began, done = time.perf_counter(), itertools.count(1)
 
     def add(record: logging.LogRecord) -> bool:
         if record.levelno == logging.INFO:
-            record.msg, record.args = f"{record.getMessage()}, block {left.after(next(done))}", ()
+            record.msg, record.args = f"{record.getMessage()}, block {_how_far(next(done), total, began)}", ()
         return True
 
     logger = logging.getLogger("horst.pruning.calibration")
@@ -76,22 +70,15 @@ def blocks_counted(total: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bar(what: str, total: int, *, lines: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar in a terminal, elsewhere a line now and then; call what this gives with the number done.
-
-    Args:
-        what: Name of the work.
-        total: Number of its parts.
-        lines: Whether there are lines where there is no terminal: one at the beginning, then one in ten seconds.
-    """
+    """A bar in a terminal, elsewhere ``lines``, one in ten seconds; call what this gives with the number done."""
     if not sys.stderr.isatty():
-        left = TimeLeft(total)
-        told = time.perf_counter()
+        began = told = time.perf_counter()
 
         def tell(done: int) -> None:
             nonlocal told
             if lines and time.perf_counter() - told >= _LINE_EVERY:
                 told = time.perf_counter()
-                write(f"{what}: batch {left.after(done)}", sys.stderr)
+                write(f"{what}: batch {_how_far(done, total, began)}", sys.stderr)
 
         if lines:
             write(f"{what}: {total} batches", sys.stderr)

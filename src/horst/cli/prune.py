@@ -91,8 +91,7 @@ def main(options: Options) -> None:
     if options.data is not None:
         with spinner("reading calibration data"):
             data, drawn = _calibration(options, loaded, cpu=device.type == "cpu")
-    blocks = sum(map(len, block_sequences(loaded.model).values()))
-    with spinner("pruning"), blocks_counted(blocks):
+    with spinner("pruning"), blocks_counted(sum(map(len, block_sequences(loaded.model).values()))):
         report = prune(
             loaded.model,
             options.sparsity,

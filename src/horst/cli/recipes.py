@@ -85,11 +85,11 @@ def _check_lists(config: Any) -> None:
 def _check_effect(config: Any, arguments: Sequence[str]) -> None:
     """Refuse options that were given and change nothing."""
     given = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    for part in (config, getattr(config, "run", None)):
-        for name, why in part.without_effect().items() if hasattr(part, "without_effect") else ():
-            words = name.replace("_", "-")
-            if found := {f"--{words}", f"--no-{words}"} & given:
-                raise ValueError(f"{found.pop()} has no effect here: {why}")
+    parts = [part for part in (config, getattr(config, "run", None)) if hasattr(part, "without_effect")]
+    for name, why in [entry for part in parts for entry in part.without_effect().items()]:
+        words = name.replace("_", "-")
+        if found := {f"--{words}", f"--no-{words}"} & given:
+            raise ValueError(f"{found.pop()} has no effect here: {why}")
 
 
 def recipe_rows() -> list[dict[str, str]]:
