@@ -251,6 +251,7 @@ def read_json(path: PathLike) -> dict[str, Any]:
         InvalidFileError: The file is too large, is not JSON, repeats a key, or holds something else than an object.
     """
     path = pathlib.Path(path)
+    _check_regular(path)
     if (size := path.stat().st_size) > MAX_JSON_BYTES:
         raise InvalidFileError(f"{path} has {size} bytes; JSON files of at most {MAX_JSON_BYTES} bytes are read.")
     return parse_json(path.read_bytes(), str(path))
@@ -308,4 +309,11 @@ def path_inside(folder: PathLike, name: object) -> pathlib.Path:
     path = folder / name
     if not any(path.resolve().is_relative_to(place) for place in allowed):
         raise InvalidFileError(f"{name!r} is a link out of its folder {folder.name}. Such a file is not opened.")
+    _check_regular(path)
     return path
+
+
+def _check_regular(path: pathlib.Path) -> None:
+    """Refuse a pipe or a device, which would be waited for without end; a file that is missing is another error."""
+    if path.exists() and not path.is_file():
+        raise InvalidFileError(f"{path} is not a regular file. It is not opened.")

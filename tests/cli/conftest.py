@@ -14,6 +14,8 @@ import torch
 import transformers
 
 from horst.cli import main
+from horst.cli.destination import MARKER
+from horst.files import write_json
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from tiny_vit import VIT
@@ -78,6 +80,19 @@ def vit(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "my-vit"
     timm.models.save_for_hf(model, folder, model_args=VIT, safe_serialization=True)
     return folder
+
+
+@pytest.fixture
+def made_by_horst():
+    """Makes a directory with the files given, marked as our commands mark what they write."""
+
+    def make(name, **files):
+        pathlib.Path(name).mkdir()
+        for file, content in files.items():
+            pathlib.Path(name, file).write_text(content)
+        write_json(pathlib.Path(name, MARKER), {"horst": "0", "files": list(files)})
+
+    return make
 
 
 @pytest.fixture(autouse=True)

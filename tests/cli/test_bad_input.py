@@ -46,6 +46,23 @@ def refused(found, *parts):
         (["sweep", "table4", "--scale", "cpu", "--sparsities", "70"], ["0.9, not 90", "70"]),
         (["sweep", "table6", "--scale", "cpu", "--jobs", "0"], ["--jobs"]),
         (["sweep", "figure6"], ["use horst run figure6"]),
+        # lists that leave no run, options without effect, pruning that cannot work: all before the first step
+        (["run", "table1", "--scale", "cpu", "--seeds"], ["--seeds needs at least one value"]),
+        (["run", "table1", "--scale", "cpu", "--optimizers"], ["--optimizers needs at least one value"]),
+        (["sweep", "table6", "--scale", "cpu", "--sparsities"], ["--sparsities needs at least one value"]),
+        (["run", "frontier_vision", "--scale", "cpu", "--points"], ["--points needs at least one value"]),
+        (["run", "figure6", "--seeds"], ["--seeds needs at least one value"]),
+        (["quickstart", "--seeds"], ["horst quickstart: seeds must be at least one value"]),
+        (["run", "table1", "--scale", "cpu", "--data", "x"], ["--data has no effect", "--dataset", "--scale"]),
+        (["sweep", "table4", "--scale", "cpu", "--data", "x"], ["--data has no effect", "digits"]),
+        (["run", "table1", "--scale", "cpu", "--workers", "2"], ["--workers has no effect", "digits"]),
+        (["run", "table1", "--padding", "2"], ["--padding has no effect", "ImageNet"]),
+        (["run", "table1", "--scale", "cpu", "--l1", "0.1"], ["--l1 has no effect", "adamw-l1, horst-l1"]),
+        (["run", "table1", "--scale", "cpu", "--ham-betas", "0.1"], ["--ham-betas has no effect", "no ham"]),
+        (["run", "table6", "--scale", "cpu", "--calibration-samples", "9"], ["--calibration-samples has no effect"]),
+        (["run", "table6", "--scale", "cpu", "--layers", "2"], ["layers=2", "--prune-layers blocks"]),
+        (["run", "one_shot_methods", "--scale", "cpu", "--calibration-samples", "0"], ["at least 1, got 0"]),
+        (["run", "table6", "--scale", "cpu", "--eval-batches", "0"], ["eval_batches", "at least 1"]),
         (["sweep", "tabel6"], ["Did you mean table6?"]),
         # files that are not there
         (["prune", MISSING, "--sparsity", "0.5"], [f"no model {MISSING}"]),
@@ -82,7 +99,13 @@ def refused(found, *parts):
         (["prune", "GPT2", "--sparsity", "0.5", "--pattern", "two"], ["2:4"]),
         (["prune", "GPT2", "--sparsity", "0.4", "--pattern", "2:4"], ["fixes the sparsity"]),
         (["prune", "GPT2", "--pattern", "2:5"], ["multiple", "5"]),
-        (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*"], ["exclude"]),
+        (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*"], ["--exclude * leaves nothing", "all 12 layers"]),
+        (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*.h.*"], ["--exclude *.h.* leaves nothing"]),
+        (["prune", "gpt2", "--sparsity", "0.5"], ["no model gpt2", "hf download gpt2 --local-dir gpt2"]),
+        (["eval", "owner/name", "--data", "x"], ["hf download owner/name --local-dir name"]),
+        (["export", "GPT2", "--seconds", "nan"], ["--seconds", "nan"]),
+        (["export", "GPT2", "--seconds", "inf"], ["--seconds", "inf"]),
+        (["bench", "--seconds", "nan"], ["--seconds", "nan"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--device", "tpu"], ["cpu, cuda"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--device", "cuda:99"], ["cuda:99", "--device cpu"]),
         (["eval", "GPT2", "--data", "TEXT", "--context", "65"], ["--context", "64"]),
@@ -155,10 +178,9 @@ def test_output_that_is_there_or_cannot_be_written_is_refused_before_the_work(ho
 
 
 @pytest.mark.parametrize("command", ["prune", "export", "data"])
-def test_a_failure_while_writing_leaves_what_was_there(horst, gpt2, texts, command, monkeypatch):
+def test_a_failure_while_writing_leaves_what_was_there(horst, made_by_horst, gpt2, texts, command, monkeypatch):
     """The disk is full when the new directory shall take the old one's place."""
-    pathlib.Path("old").mkdir()
-    pathlib.Path("old/precious").write_text("keep me")
+    made_by_horst("old", precious="keep me")
     before, replace = listing(), os.replace
 
     def full(source, target):
@@ -173,6 +195,49 @@ def test_a_failure_while_writing_leaves_what_was_there(horst, gpt2, texts, comma
     refused(horst(*words, "--out", "old", "--overwrite"), "No space left")
     assert listing() == before
     assert pathlib.Path("old/precious").read_text() == "keep me"
+
+
+def tree():
+    return {path: path.read_bytes() for path in sorted(pathlib.Path().rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("command", ["prune", "export", "data"])
+def test_overwrite_replaces_only_what_horst_wrote(horst, gpt2, texts, command):
+    words = OUTPUTS[command](gpt2, texts)
+    for name in ("project/src/main.py", "project/.git/config"):
+        pathlib.Path(name).parent.mkdir(parents=True)
+        pathlib.Path(name).write_text("keep me")
+    assert horst(*words, "--out", "out").code == 0
+    assert horst(*words, "--out", "out", "--overwrite").code == 0
+    pathlib.Path("out/notes.txt").write_text("keep me")
+    before = tree()
+    refused(horst(*words, "--out", "project", "--overwrite"), "project was not made by horst", "another name")
+    refused(horst(*words, "--out", "out", "--overwrite"), "notes.txt", "did not write")
+    assert tree() == before
+
+
+def test_overwrite_never_replaces_the_source(horst, vit, texts):
+    shutil.copytree(vit, "vict")
+    shutil.copy(texts / "held_out.txt", "vict/text.txt")
+    assert horst("prune", "vict", "--sparsity", "0.5", "--out", "pruned").code == 0
+    pathlib.Path("link").symlink_to("pruned")
+    before = tree()
+    for model, out in [("vict", "vict"), ("pruned", "pruned"), ("pruned", "link"), ("link", "pruned")]:
+        refused(horst("export", model, "--to", "onnx", "--out", out, "--overwrite"), f"{out} holds {model}", "reads")
+        refused(horst("prune", model, "--sparsity", "0.5", "--out", out, "--overwrite"), f"{out} holds {model}")
+    refused(horst("data", "tokenize", "vict/text.txt", "--out", "vict", "--overwrite"), "vict holds vict/text.txt")
+    assert tree() == before
+
+
+def test_overwrite_replaces_no_file_of_another_kind(horst):
+    assert horst("run", "figure6", "--steps", "2", "--out", "result.json", "--no-figures").code == 0
+    pathlib.Path("main.py").write_text("keep me")
+    before = tree()
+    refused(horst("run", "figure6", "--out", "main.py", "--overwrite"), "neither a result file nor a report")
+    refused(horst("report", "result.json", "--out", "main.py", "--overwrite"), "neither a result file nor a report")
+    refused(horst("report", "result.json", "--out", "result.json", "--overwrite"), "which this command reads")
+    assert tree() == before
+    assert horst("report", "result.json").code == horst("report", "result.json", "--overwrite").code == 0
 
 
 def test_an_unreadable_file_is_one_line(horst, gpt2, texts, monkeypatch):
@@ -275,11 +340,51 @@ def test_text_that_is_damaged_is_refused(horst, gpt2, texts):
     pathlib.Path("fields.jsonl").write_text('{"content": "other name"}')
     refused(horst("prune", gpt2, "--data", "fields.jsonl", "--sparsity", "0.5", "--method", "wanda"), "content")
     pathlib.Path("latin.txt").write_bytes(b"caf\xe9")
-    refused(horst("data", "tokenize", "latin.txt", "--tokenizer", "bytes"), "latin.txt")
+    found = horst("data", "tokenize", "latin.txt", "--tokenizer", "bytes")
+    refused(found, "latin.txt is not UTF-8", "0xe9 at position 3", "iconv -f latin1")
+    assert "damaged" not in found.err
     pathlib.Path("short.txt").write_text("hi")
     refused(
         horst("prune", gpt2, "--data", "short.txt", "--sparsity", "0.5", "--method", "wanda"), "3 tokens", "context"
     )
+
+
+def test_errors_name_the_users_file_and_no_option_that_the_command_lacks(horst, gpt2, texts):
+    pathlib.Path("short.txt").write_text("hi")
+    refused(horst("prune", gpt2, "--data", "short.txt", "--sparsity", "0.5", "--method", "wanda"), "short.txt has 3")
+    found = horst("eval", gpt2, "--data", texts / "held_out.txt", "--tokenizer", "gpt2")
+    refused(found, f"{texts / 'held_out.txt'} has tokens of 'gpt2'")
+    assert "--vocabulary" not in found.err
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "outcome.json"])
+def test_a_pipe_in_a_model_is_refused_at_once(horst, gpt2, name):
+    shutil.copytree(gpt2, "model")
+    pathlib.Path("model", name).unlink(missing_ok=True)
+    if name == "outcome.json":
+        pathlib.Path("model/config.json").unlink()
+    os.mkfifo(pathlib.Path("model", name))
+    refused(horst("export", "model"))
+
+
+def test_a_pipe_among_results_is_refused_at_once(horst):
+    os.mkfifo("pipe.json")
+    refused(horst("report", "pipe.json"), "pipe.json")
+    refused(horst("report", "."), "holds no result")
+
+
+def test_a_forged_number_of_blocks_is_refused_at_once(horst, gpt2, vit):
+    for source, change in [(gpt2, {"n_layer": 10**8}), (vit, {"model_args": {"depth": 10**8}})]:
+        shutil.copytree(source, "model")
+        config = json.loads((source / "config.json").read_text())
+        pathlib.Path("model/config.json").write_text(json.dumps(config | change))
+        refused(horst("export", "model"), "forged", "1e+08")
+        shutil.rmtree("model")
+    pathlib.Path("run/checkpoints/step-00000004").mkdir(parents=True)
+    pathlib.Path("run/checkpoints/step-00000004/checkpoint.json").write_text('{"format": 1, "fingerprint": {}}')
+    shape = {"layers": 1e8, "vocabulary": 257}
+    pathlib.Path("run/outcome.json").write_text(json.dumps({"config": {"run": {"model": shape}}}))
+    refused(horst("export", "run"), "forged", "1e+08")
 
 
 def test_a_model_of_another_kind_is_refused_by_name(horst, texts):

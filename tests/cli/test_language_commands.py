@@ -1,5 +1,6 @@
 """Text models from one end to the other: tokenize, prune, evaluate, export."""
 
+import json
 import math
 import pathlib
 
@@ -210,11 +211,42 @@ def test_export_with_a_report(horst, gpt2):
 def test_an_existing_directory_is_replaced_only_when_asked(horst, gpt2):
     words = ["prune", gpt2, "--sparsity", 0.5, "--out", "pruned"]
     assert horst(*words).code == 0
-    pathlib.Path("pruned/mine.txt").write_text("keep me")
+    pathlib.Path("pruned/pruning.json").write_text("keep me")
     refused = horst(*words)
     assert refused.code == 2
     assert "--overwrite" in refused.err
-    assert pathlib.Path("pruned/mine.txt").exists()
+    assert pathlib.Path("pruned/pruning.json").read_text() == "keep me"
     assert horst(*words, "--overwrite").code == 0
-    assert not pathlib.Path("pruned/mine.txt").exists()
+    assert pathlib.Path("pruned/pruning.json").read_text() != "keep me"
     assert sorted(path.name for path in pathlib.Path().iterdir()) == ["pruned"]
+
+
+def test_without_a_terminal_eval_says_how_far_it_is(horst, gpt2, vit, texts, monkeypatch):
+    monkeypatch.setattr("horst.cli.progress._LINE_EVERY", 0.0)
+    found = horst("eval", gpt2, "--data", texts / "held_out.txt", "--context", 8, "--batch-size", 8)
+    assert found.err.splitlines()[0] == "perplexity: 10 batches"
+    assert "perplexity: batch 5 of 10, about " in found.err
+    assert "perplexity" in found.out
+    assert horst("eval", vit, "--data", "digits").err == "accuracy ...\n"
+
+
+def test_on_a_cpu_fewer_and_shorter_windows_are_drawn_and_the_time_left_is_shown(horst, gpt2, texts, monkeypatch):
+    monkeypatch.setattr("horst.cli.texts.CPU_SAMPLES", 5)
+    monkeypatch.setattr("horst.cli.texts.CPU_CONTEXT", 16)
+    words = ["prune", gpt2, "--method", "wanda", "--sparsity", 0.5, "--data", texts / "text.jsonl", "--device", "cpu"]
+    found = horst(*words, "--out", "few")
+    assert "calibrating on 5 windows of 16 tokens (the default on a CPU" in found.err
+    assert "block 2 of 3, about " in found.err
+    record = json.loads(pathlib.Path("few/pruning.json").read_text())
+    assert (record["samples"], record["context"]) == (5, 16)
+    given = horst(*words, "--out", "given", "--samples", 7, "--context", 32)
+    assert "calibrating on 7 windows of 32 tokens\n" in given.err
+
+
+def test_on_a_gpu_the_defaults_are_those_of_the_papers(gpt2):
+    from horst.cli.texts import choose_calibration
+
+    loaded = load_model(gpt2)
+    assert choose_calibration(loaded, None, None, cpu=False) == (128, 64)
+    assert choose_calibration(loaded, None, None, cpu=True) == (64, 64)
+    assert choose_calibration(loaded, 3, 5, cpu=True) == (3, 5)

@@ -251,25 +251,25 @@ def test_exit_codes_of_what_is_raised(horst, monkeypatch):
         fails(ValueError("shown"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("there", [False, True])
-def test_sigterm_while_text_is_tokenized_leaves_what_was_there(horst, monkeypatch, there):
+def test_a_signal_while_text_is_tokenized_leaves_what_was_there(horst, made_by_horst, monkeypatch, there, number):
     if there:
-        pathlib.Path("out").mkdir()
-        pathlib.Path("out/mine.txt").write_text("keep me")
+        made_by_horst("out", mine="keep me")
 
     def tokenize(sources, folder, **options):
         (folder / "train.bin").write_text("half")
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         pytest.fail("it went on")
 
     monkeypatch.setattr("horst.lab.data.tokenization.tokenize", tokenize)
-    handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the command had no handler of its own"))
+    handler = signal.signal(number, lambda *_: pytest.fail("the command had no handler of its own"))
     try:
         found = horst("data", "tokenize", "a.txt", "--out", "out", "--overwrite")
     finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert (found.code, found.err) == (143, "horst data: stopped; unfinished output is removed.\n")
-    assert [str(path) for path in pathlib.Path().rglob("*")] == (["out", "out/mine.txt"] if there else [])
+        signal.signal(number, handler)
+    assert (found.code, found.err) == (128 + number, "horst data: stopped; unfinished output is removed.\n")
+    assert sorted(map(str, pathlib.Path().rglob("*"))) == (["out", "out/.horst.json", "out/mine"] if there else [])
 
 
 def test_a_reader_that_leaves_is_no_error(monkeypatch):

@@ -162,7 +162,7 @@ def test_a_signal_to_a_sweep_stops_its_jobs_which_save_first(number, code):
     with subprocess.Popen(command, **pipes, start_new_session=True) as sweeping:
         try:
             with open("logs/table6-seed0-adamw.log") as log:
-                assert any(line.startswith("step 3") for line in log)
+                assert any(line.startswith("adamw, step 3") for line in log)
                 sweeping.send_signal(number)
                 _, said = sweeping.communicate(timeout=120)  # until no process is left that could write
                 assert "saves and stops" in log.read()
@@ -340,6 +340,14 @@ def test_run_draws_the_figures_of_the_report_beside_the_result(horst, drawn):
 def test_run_draws_nothing_if_told_so(horst, drawn):
     assert horst("run", "drawn", "--no-figures").code == 0
     assert not drawn.parent.exists()
+
+
+def test_a_sweep_draws_them_too_unless_told_not_to(horst, drawn, monkeypatch):
+    monkeypatch.setattr(sweep, "_here", lambda options, cells: ((name, None) for name in cells))
+    assert horst("sweep", "drawn", "--no-figures").code == 0
+    assert not drawn.parent.exists()
+    assert horst("sweep", "drawn", "--overwrite").code == 0
+    assert drawn.exists()
 
 
 def test_without_matplotlib_a_run_says_how_to_get_it(horst, drawn, monkeypatch):

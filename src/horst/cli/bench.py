@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.output import table, write, write_json
+from horst.cli.parsing import check_seconds
 from horst.cli.progress import quiet, spinner
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def main(options: Options) -> None:
     from horst.lab.experiments.result import environment
     from horst.lab.models.gpt2 import GPT2, GPT2Config
 
+    check_seconds(options.seconds)
     device = choose_device(options.device)
     small = device.type == "cpu"
     width = (256 if small else 768) if options.width is None else options.width

@@ -20,7 +20,7 @@ class Encoding:
     workers: int = 1
     """Processes that encode."""
     overwrite: bool = False
-    """Replace an existing folder."""
+    """Replace an existing folder, if horst made it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -60,7 +60,7 @@ def main(options: Options) -> None:
     from horst.lab.data.token_files import open_tokens
     from horst.lab.data.tokenization import tokenize, tokenize_slimpajama
 
-    check_free(options.out, options.overwrite, "directory")
+    check_free(options.out, options.overwrite, "directory", getattr(options, "sources", ()))
     with spinner("tokenizing"), replaced(options.out, options.overwrite) as folder:
         if isinstance(options, Slimpajama):
             tokenize_slimpajama(folder, tokenizer=options.tokenizer, workers=options.workers)

@@ -6,9 +6,16 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from horst import __version__
+from horst.files import read_json, whole_directory, write_json
+
+#: In every directory that a command made: the names of what it wrote there. --overwrite replaces nothing else.
+MARKER = ".horst.json"
+_HEAD = 1 << 16  # bytes of a file that are looked at
 
 
 class Stopped(SystemExit):
@@ -22,20 +29,55 @@ class Stopped(SystemExit):
         return f"stopped; {self.state}"
 
 
-def check_free(out: Path, overwrite: bool, kind: Literal["file", "directory"]) -> None:
-    """Refuse an output that exists, or that cannot be written."""
+def check_free(
+    out: Path, overwrite: bool, kind: Literal["file", "directory"], sources: Sequence[str | Path] = ()
+) -> None:
+    """Refuse an output that cannot be written, or that exists; with ``overwrite``, one that no command of ours wrote.
+
+    Args:
+        out: File or directory to write.
+        overwrite: Whether what is there may be replaced.
+        kind: What ``out`` shall be.
+        sources: Paths that the command reads. None of them is replaced.
+    """
     if out.name in ("", ".."):
         raise ValueError(f"--out must name a new {kind}, got {out}.")
     if out.exists() and out.is_dir() != (kind == "directory"):
         other = "directory" if kind == "file" else "file"
         raise FileExistsError(f"{out} exists and is a {other}; --out must name a {kind}. Choose another name.")
-    if os.path.lexists(out) and not overwrite and not (out.is_dir() and not any(out.iterdir())):
-        raise FileExistsError(f"{out} exists. Add --overwrite to replace it, or choose another name.")
+    for source in sources:
+        if out.exists() and Path(source).resolve().is_relative_to(out.resolve()):
+            raise FileExistsError(f"{out} holds {source}, which this command reads. Choose another name for --out.")
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
+        if not overwrite:
+            raise FileExistsError(f"{out} exists. Add --overwrite to replace it, or choose another name.")
+        if foreign := _not_ours(out):
+            raise FileExistsError(
+                f"{out} {foreign}. --overwrite replaces only what horst wrote: choose another name, or move it away."
+            )
     above = next(parent for parent in out.absolute().parents if parent.exists())
     if not above.is_dir():
         raise NotADirectoryError(f"{out} cannot be written: {above} is not a directory.")
     if not os.access(above, os.W_OK | os.X_OK):
         raise PermissionError(f"{out} cannot be written: no permission for {above}. Choose another name.")
+
+
+def _not_ours(out: Path) -> str:
+    """What shows that ``out`` was not written by a command of ours; nothing if it was."""
+    if out.is_dir():
+        if not (out / MARKER).is_file():
+            return "was not made by horst"
+        written = read_json(out / MARKER).get("files", [])
+        added = sorted(path.name for path in out.iterdir() if path.name not in (*written, MARKER))
+        return f"holds files that horst did not write ({', '.join(added[:3])})" if added else ""
+    if not out.is_file():
+        return "is not a regular file"
+    from horst.lab.report.html_page import TITLE
+
+    with open(out, "rb") as file:
+        head = file.read(_HEAD)
+    known = not head or b'"experiment"' in head or TITLE.encode() in head
+    return "" if known else "is neither a result file nor a report"
 
 
 def beside(path: Path, ending: str) -> Path:
@@ -60,14 +102,15 @@ def replaced(out: Path, overwrite: bool) -> Iterator[Path]:
         ...     _ = (new / "weights").write_text("w")
         >>> [path.name for path in folder.iterdir()]
         ['model']
+        >>> sorted(path.name for path in (folder / "model").iterdir())
+        ['.horst.json', 'weights']
     """
-    from horst.files import whole_directory
-
     check_free(out, overwrite, "directory")
     missing = [parent for parent in out.parents if not parent.exists()]
     try:
-        with _stopped_by_sigterm(), whole_directory(out, overwrite=overwrite) as new:
+        with _stopped_by_signal(), whole_directory(out, overwrite=overwrite) as new:
             yield new
+            write_json(new / MARKER, {"horst": __version__, "files": sorted(path.name for path in new.iterdir())})
     except BaseException:
         for parent in missing:
             with contextlib.suppress(OSError):  # not empty, or never made
@@ -76,8 +119,8 @@ def replaced(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, by an exception, so that what it began is removed."""
+def _stopped_by_signal() -> Iterator[None]:
+    """SIGTERM or SIGHUP ends the block as Ctrl-C does, by an exception, so that what it began is removed."""
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)  # another one must not disturb the removal
@@ -86,8 +129,14 @@ def _stopped_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
         yield
         return
-    previous = signal.signal(signal.SIGTERM, stop)
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP; nohup ignores it
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
     try:
+        for number, handler in previous.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, stop)
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -97,6 +97,6 @@ def _accuracy(loaded: LoadedModel, options: Options, device: torch.device) -> di
         options.data, loaded, batch_size=options.batch_size or 256, device=device, workers=options.workers
     )
     loaded.model.to(device)
-    with spinner("accuracy"):
+    with spinner("accuracy", line=True):
         found = accuracy(loaded.model, evaluation_images(images, loaded), precision=options.precision)
     return {**found, "images": int(found["images"])}

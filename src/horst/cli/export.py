@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
+from horst.cli.parsing import check_seconds
 from horst.cli.progress import quiet, spinner
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Options:
     device: str | None = None
     """Device to measure on; by default the CPU, where unstructured zeros can be faster."""
     overwrite: bool = False
-    """Replace a directory that is there."""
+    """Replace an existing directory, if horst made it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -56,14 +57,16 @@ def main(options: Options) -> None:
 
     if options.batch_size < 1 or options.tokens < 1:
         raise ValueError(f"--batch-size and --tokens must be at least 1, got {options.batch_size}, {options.tokens}.")
+    check_seconds(options.seconds)
     device = choose_device(options.device or "cpu")
     out = options.out or beside(options.model, options.to)
-    check_free(out, options.overwrite, "directory")
+    check_free(out, options.overwrite, "directory", [options.model])
     loaded = load_model(options.model)
     comparison = None
     with spinner("exporting"), quiet("horst.export"), replaced(out, options.overwrite) as directory:
         if options.to == "onnx":
             _export_onnx(loaded, directory / "model.onnx")
+            loaded.copy_side_files(directory)
         else:
             loaded.save(directory, sparse=options.to == "sparse-safetensors")
         if options.report:

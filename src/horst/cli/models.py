@@ -8,12 +8,12 @@ A path is a directory: one of Hugging Face's or of timm's (``config.json`` with 
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.output import nearest
-from horst.export.hf import DENSE_FILE, SPARSE_FILE, load_pretrained, save_hugging_face
+from horst.export.hf import DENSE_FILE, SPARSE_FILE, check_blocks, copy_side_files, load_pretrained, save_hugging_face
 from horst.export.safetensors_header import read_header, shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
@@ -113,16 +113,20 @@ class LoadedModel:
         """Write it as a directory that :func:`load_model` reads, whole or not at all."""
         if self.timm_config is None:
             save_hugging_face(self.model, directory, sparse=sparse, tokenizer=self.path if self.has_tokenizer else None)
-            if (self.path / "preprocessor_config.json").is_file():
-                shutil.copyfile(self.path / "preprocessor_config.json", directory / "preprocessor_config.json")
-            return
-        with whole_directory(directory) as temporary:
-            write_json(temporary / "config.json", self.timm_config)
-            if sparse:
-                save_sparse(self.model, temporary / SPARSE_FILE)
-            else:
-                state = {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}
-                load_extra("safetensors.torch").save_file(state, temporary / DENSE_FILE, {"format": "pt"})
+        else:
+            with whole_directory(directory) as temporary:
+                write_json(temporary / "config.json", self.timm_config)
+                if sparse:
+                    save_sparse(self.model, temporary / SPARSE_FILE)
+                else:
+                    state = {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}
+                    load_extra("safetensors.torch").save_file(state, temporary / DENSE_FILE, {"format": "pt"})
+        self.copy_side_files(directory)
+
+    def copy_side_files(self, directory: Path) -> None:
+        """Copy what else lies beside the weights, unless they are those of a run of ours."""
+        if (self.path / "config.json").is_file():
+            copy_side_files(self.path, directory)
 
 
 def load_model(path: Path) -> LoadedModel:
@@ -134,7 +138,13 @@ def load_model(path: Path) -> LoadedModel:
     """
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise FileNotFoundError(f"there is no model {path}.{near} A model is a directory.")
+        fetch = ""
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
+            fetch = (
+                " Models of the Hugging Face Hub are fetched first, with the tool of huggingface_hub: "
+                f"hf download {path} --local-dir {path.name}"
+            )
+        raise FileNotFoundError(f"there is no model {path}.{near} A model is a directory.{fetch}")
     if not path.is_dir():
         raise InvalidFileError(
             f"{path} is a file; a model is a directory with config.json and model.safetensors, or that of a finished "
@@ -220,6 +230,7 @@ def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
         )
     if not isinstance(arguments, dict) or (forbidden := sorted(arguments.keys() & set(_LOADING))):
         raise InvalidFileError(f"model_args of {path} must build a model and load nothing, got {forbidden}.")
+    check_blocks(arguments, path)
     classes = {"num_classes": config["num_classes"]} if "num_classes" in config else {}
     model: nn.Module = timm.create_model(name, pretrained=False, **{**classes, **arguments})
     return model
@@ -245,6 +256,7 @@ def _load_run(path: Path) -> LoadedModel:
     outcome = read_json(path / "outcome.json")
     config = outcome.get("config", {})
     shape = config.get("run", config).get("model", {})
+    check_blocks(shape, path)
     model: nn.Module
     if "vocabulary" in shape:
         model = GPT2(GPT2Config(**shape))

@@ -9,6 +9,8 @@ from typing import Any
 
 from horst.extras import load_extra
 
+_LONGEST = 3600  # seconds
+
 
 def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str | None = None) -> Any:
     """The options from the words after a command's name. Fields without a default are positional.
@@ -34,6 +36,12 @@ def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str
     raise ValueError(f"{_one_line(complaint.getvalue())} See {prog} --help.")
 
 
+def check_seconds(seconds: float) -> None:
+    """Refuse a duration that never ends, or never begins."""
+    if not 0 < seconds <= _LONGEST:
+        raise ValueError(f"--seconds must be above 0 and at most {_LONGEST}, got {seconds}.")
+
+
 def config() -> tuple[Any, ...]:
     """The settings of tyro, the same for every command."""
     conf = load_extra("tyro").conf
@@ -52,7 +60,8 @@ def _one_line(box: str) -> str:
         if text.startswith("Perhaps you meant"):
             guess = f" Did you mean {next(lines, '').strip('│ ').split()[0]}?"
             break
-        if text and text[0] not in "╭╰─├":
+        if text and text[0] not in "╭╰─├" and text.strip("-"):  # dashes where the terminal has no frames
             said.append(text)
-    sentence = " ".join(said) or "the arguments are not understood."
+    sentence = " ".join(said).removeprefix("Value error ").removeprefix("Error parsing config: ")
+    sentence = sentence or "the arguments are not understood."
     return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.") + guess

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 from horst.cli.output import write
 from horst.extras import load_extra
+
+_LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
 @contextlib.contextmanager
@@ -39,11 +44,45 @@ def quiet(logger: str) -> Iterator[None]:
         part.setLevel(level)
 
 
+def _how_far(done: int, total: int, began: float) -> str:
+    """What is done, and how long the rest takes, judged by it."""
+    seconds = (time.perf_counter() - began) * max(total - done, 0) / max(done, 1)
+    return f"{done} of {total}, about {timedelta(seconds=round(seconds))} left"
+
+
 @contextlib.contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar in a terminal; call what this gives with the number done."""
+def blocks_counted(total: int) -> Iterator[None]:
+    """Add the time left to the lines with which pruning reports each block."""
+    began, done = time.perf_counter(), itertools.count(1)
+
+    def add(record: logging.LogRecord) -> bool:
+        if record.levelno == logging.INFO:
+            record.msg, record.args = f"{record.getMessage()}, block {_how_far(next(done), total, began)}", ()
+        return True
+
+    logger = logging.getLogger("horst.pruning.calibration")
+    logger.addFilter(add)
+    try:
+        yield
+    finally:
+        logger.removeFilter(add)
+
+
+@contextlib.contextmanager
+def bar(what: str, total: int, *, lines: bool = True) -> Iterator[Callable[[int], None]]:
+    """A bar in a terminal, elsewhere ``lines``, one in ten seconds; call what this gives with the number done."""
     if not sys.stderr.isatty():
-        yield lambda done: None
+        began = told = time.perf_counter()
+
+        def tell(done: int) -> None:
+            nonlocal told
+            if lines and time.perf_counter() - told >= _LINE_EVERY:
+                told = time.perf_counter()
+                write(f"{what}: batch {_how_far(done, total, began)}", sys.stderr)
+
+        if lines:
+            write(f"{what}: {total} batches", sys.stderr)
+        yield tell
         return
     console = load_extra("rich.console").Console(stderr=True)
     with load_extra("rich.progress").Progress(console=console, transient=True) as shown:
@@ -52,9 +91,11 @@ def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def spinner(what: str) -> Iterator[None]:
-    """In a terminal a line that moves, with the last message of the library's log."""
+def spinner(what: str, *, line: bool = False) -> Iterator[None]:
+    """In a terminal a line that moves, with the last message of the library's log; elsewhere one line if asked for."""
     if not sys.stderr.isatty():
+        if line:
+            write(f"{what} ...", sys.stderr)
         yield
         return
     console = load_extra("rich.console").Console(stderr=True)

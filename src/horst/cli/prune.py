@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from horst import __version__, files
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
-from horst.cli.progress import spinner
+from horst.cli.progress import blocks_counted, spinner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,10 +47,10 @@ class Options:
     data: str | None = None
     """Calibration data. Text: .txt, .jsonl, .parquet, a folder of horst data, wikitext, hub:owner/name. Images: digits,
     .npz, a folder of CIFAR-10 or with train and val."""
-    samples: int = 128
-    """Windows of text, or images, to calibrate on."""
+    samples: int | None = None
+    """Windows of text, or images, to calibrate on; by default 128, and 64 windows of text on a CPU."""
     context: int | None = None
-    """Tokens in a window; the model's, up to 2048, if not given."""
+    """Tokens per window; by default the model's, at most 2048, and at most 512 on a CPU."""
     seed: int = 0
     """Seed of the choice of windows."""
     tokenizer: Literal["auto", "gpt2", "bytes"] = "auto"
@@ -56,7 +58,7 @@ class Options:
     device: str | None = None
     """Device to compute on, one block at a time; by default the GPU if there is one."""
     overwrite: bool = False
-    """Replace an existing directory."""
+    """Replace an existing directory, if horst made it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -65,6 +67,7 @@ def main(options: Options) -> None:
     """Prune, save, and say what became of each layer."""
     from horst.cli.models import choose_device, load_model
     from horst.pruning import prune
+    from horst.pruning.chains import block_sequences
     from horst.sparsity.masks import NM, check_sparsity, parse_pattern
 
     blocks = re.fullmatch(r"(\d+)x(\d+)", options.pattern or "")
@@ -76,19 +79,24 @@ def main(options: Options) -> None:
         raise ValueError("give the share of weights to remove, --sparsity 0.5, or a pattern, --pattern 2:4.")
     if options.method != "magnitude" and options.data is None:
         raise ValueError(f"{options.method} needs text or images to calibrate on: --data. Magnitude needs none.")
-    if options.samples < 1:
+    if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples must be at least 1, got {options.samples}.")
     device = choose_device(options.device)
     amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
     out = options.out or beside(options.model, amount)  # my-gpt2-50, my-gpt2-2-4
-    check_free(out, options.overwrite, "directory")
+    check_free(out, options.overwrite, "directory", [options.model, *filter(None, [options.data])])
     loaded = load_model(options.model)
-    with spinner("pruning"):
+    _check_exclude(options, loaded)
+    data, drawn = None, {"samples": options.samples}
+    if options.data is not None:
+        with spinner("reading calibration data"):
+            data, drawn = _calibration(options, loaded, cpu=device.type == "cpu")
+    with spinner("pruning"), blocks_counted(sum(map(len, block_sequences(loaded.model).values()))):
         report = prune(
             loaded.model,
             options.sparsity,
             method=options.method,
-            data=_calibration(options, loaded) if options.data is not None else None,
+            data=data,
             pattern=pattern,
             distribution=options.distribution,
             layers=options.layers,
@@ -100,7 +108,8 @@ def main(options: Options) -> None:
     record = {
         "horst": __version__,
         "method": report.method,
-        **{key: getattr(options, key) for key in ("sparsity", "pattern", "distribution", "layers", "samples")},
+        **{key: getattr(options, key) for key in ("sparsity", "pattern", "distribution", "layers")},
+        **drawn,
         "data": options.data and Path(options.data).name,
         **report.shares(),
         "pruned": report.rows(),
@@ -121,13 +130,33 @@ def main(options: Options) -> None:
     )
 
 
-def _calibration(options: Options, loaded: LoadedModel) -> list[Tensor]:
+def _check_exclude(options: Options, loaded: LoadedModel) -> None:
+    """Say that everything was excluded where that is why nothing is left to prune."""
+    from horst.sparsity import find_layers
+
+    if options.exclude:
+        preset = "blocks" if options.layers == "paper" else options.layers
+        layers = find_layers(loaded.model, preset, include=options.include, frozen=True)
+        if all(any(fnmatchcase(layer.name, pattern) for pattern in options.exclude) for layer in layers):
+            given = " ".join(options.exclude)
+            raise ValueError(
+                f"--exclude {given} leaves nothing to prune: it matches all {len(layers)} layers that --layers "
+                f"{options.layers} chooses. Exclude fewer of them."
+            )
+
+
+def _calibration(options: Options, loaded: LoadedModel, cpu: bool) -> tuple[list[Tensor], dict[str, int | None]]:
+    """The data to calibrate on, and how much they are."""
     from horst.cli.images import calibration_images, open_images
-    from horst.cli.texts import calibration_windows, choose_context, token_file
+    from horst.cli.texts import SAMPLES, calibration_windows, choose_calibration, token_file
 
     assert options.data is not None
     if loaded.reads == "images":
-        return calibration_images(open_images(options.data, loaded, batch_size=1), loaded, options.samples)
-    context = choose_context(loaded, options.context)
+        count = options.samples or SAMPLES
+        return calibration_images(open_images(options.data, loaded, batch_size=1), loaded, count), {"samples": count}
+    samples, context = choose_calibration(loaded, options.samples, options.context, cpu)
     with token_file(options.data, loaded, options.tokenizer, "train") as path:
-        return calibration_windows(path, loaded, context=context, samples=options.samples, seed=options.seed)
+        windows = calibration_windows(path, loaded, context=context, samples=samples, seed=options.seed)
+    fewer = " (the default on a CPU; on a GPU 128 of up to 2048)" if cpu and options.samples is None else ""
+    write(f"calibrating on {sum(map(len, windows))} windows of {context} tokens{fewer}", sys.stderr)
+    return windows, {"samples": samples, "context": context}

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from horst.cli.output import nearest, show, table, write
 from horst.cli.parsing import parse
+from horst.cli.report import draw_figures
 from horst.extras import load_extra
 
 if TYPE_CHECKING:
     from horst.lab.experiments.result import Result
+
+# Fields of a config that decide which runs there are.
+_LISTS = (
+    *("seeds", "optimizers", "sparsities", "points", "methods"),
+    *("models", "setups", "p_values", "variants", "alphas"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +33,8 @@ class RecipeOptions:
     """Replace an existing result file."""
     json: bool = False
     """Print the rows as JSON."""
+    figures: bool = True
+    """Draw the figures of the result into a folder beside it; --no-figures leaves them out."""
 
     @property
     def result_file(self) -> Path:
@@ -32,12 +42,13 @@ class RecipeOptions:
         chosen: Any = self
         return self.out or Path("runs") / f"{chosen.recipe}_{chosen.scale}.json"
 
-    def save(self, result: Result, cost: str) -> Path:
-        """Write the result, and show its rows below the recipe's name and what they cost."""
+    def save(self, result: Result, cost: str) -> None:
+        """Write the result, show its rows below the recipe's name and what they cost, and draw its figures."""
         chosen: Any = self
         path = result.save(self.result_file)
         show(result.rows, f"{chosen.recipe}, {cost}", as_json=self.json, more=f"-> {path}")
-        return path
+        if self.figures:
+            draw_figures(path, sys.stderr if self.json else None)
 
 
 def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: str) -> Any:
@@ -58,7 +69,27 @@ def parse_recipe(options: type[RecipeOptions], arguments: Sequence[str], prog: s
     if scale not in scales:
         raise ValueError(f"{name} has the scales {', '.join(scales)}, not {scale!r}.{nearest(scale, scales)}")
     about = f"{RECIPES[name].about} ({scale})."
-    return parse(_with_config(options, name, scale), arguments[1:], prog=f"{prog} {name}", description=about)
+    parsed = parse(_with_config(options, name, scale), arguments[1:], prog=f"{prog} {name}", description=about)
+    _check_lists(parsed.config)
+    _check_effect(parsed.config, arguments)
+    return parsed
+
+
+def _check_lists(config: Any) -> None:
+    """Refuse a list that decides which runs there are and is empty: the result would be empty, too."""
+    for field in dataclasses.fields(config):
+        if field.name in _LISTS and field.default and not getattr(config, field.name):
+            raise ValueError(f"--{field.name.replace('_', '-')} needs at least one value, got none.")
+
+
+def _check_effect(config: Any, arguments: Sequence[str]) -> None:
+    """Refuse options that were given and change nothing."""
+    given = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    parts = [part for part in (config, getattr(config, "run", None)) if hasattr(part, "without_effect")]
+    for name, why in [entry for part in parts for entry in part.without_effect().items()]:
+        words = name.replace("_", "-")
+        if found := {f"--{words}", f"--no-{words}"} & given:
+            raise ValueError(f"{found.pop()} has no effect here: {why}")
 
 
 def recipe_rows() -> list[dict[str, str]]:

@@ -32,7 +32,7 @@ def main(options: Options) -> None:
     from horst.lab.report import html
 
     files = html.find_results(options.results)
-    check_free(options.out, options.overwrite, "file")
+    check_free(options.out, options.overwrite, "file", files)
     if "markdown" in options.formats:
         check_free(options.out.with_suffix(".md"), options.overwrite, "file")
     html.build(files, options.out, formats=options.formats)

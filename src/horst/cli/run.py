@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from typing import Any
 
 from horst.cli.destination import check_free
 from horst.cli.recipes import RecipeOptions, parse_recipe, recipe_completion
-from horst.cli.report import draw_figures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(RecipeOptions):
     """A recipe with its config, and where its result goes."""
-
-    figures: bool = True
-    """Draw the figures of the result into a folder beside it; --no-figures leaves them out."""
 
 
 parse = functools.partial(parse_recipe, Options)
@@ -34,6 +29,4 @@ def main(options: Any) -> None:
     result = RECIPES[options.recipe].run(options.config)
     if not is_first_process():
         return
-    path = options.save(result, f"{result.seconds:.0f} s")
-    if options.figures:
-        draw_figures(path, sys.stderr if options.json else None)
+    options.save(result, f"{result.seconds:.0f} s")

@@ -68,7 +68,7 @@ def main(options: Any) -> int:
     check_free(options.result_file, options.overwrite, "file")
     launch = _on_slurm if options.on == "slurm" else _here
     failures: dict[str, str] = {}
-    with bar(options.recipe, len(cells)) as progress, contextlib.closing(launch(options, cells)) as jobs:
+    with bar(options.recipe, len(cells), lines=False) as progress, contextlib.closing(launch(options, cells)) as jobs:
         for done, (name, failure) in enumerate(jobs, 1):
             progress(done)
             if failure is not None:

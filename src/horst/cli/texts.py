@@ -22,6 +22,7 @@ TokenizerName = Literal["auto", "gpt2", "bytes"]
 HUB = "hub:"
 WIKITEXT = "wikitext"
 _LONGEST = 2048  # where a model could take more, or does not say
+SAMPLES, CPU_SAMPLES, CPU_CONTEXT = 128, 64, 512  # windows to calibrate on; on a CPU, and their tokens
 _BATCH = 8  # sequences that go through a block at once when calibrating
 
 
@@ -101,9 +102,14 @@ def token_file(data: str, loaded: LoadedModel, tokenizer: TokenizerName, split: 
         opened = _wikitext(Path(folder), split) if is_wikitext else source(data)
         if isinstance(opened, Path) and not opened.exists():
             raise FileNotFoundError(f"there is no file {data}.")
-        with quiet("horst.lab.data"):
-            made = tokenize(opened, Path(folder) / "tokens", tokenizer=tokenizer_for(loaded, tokenizer), validation=0)
-        yield made / "train.bin"
+        made = Path(folder) / "tokens"
+        try:
+            with quiet("horst.lab.data"):
+                tokenize(opened, made, tokenizer=tokenizer_for(loaded, tokenizer), validation=0)
+            yield made / "train.bin"
+        except ValueError as error:  # whatever is wrong with the tokens is wrong with what they were made of
+            told = str(error).replace(str(made / "train.bin"), data).replace(str(Path(folder) / "wikitext.txt"), data)
+            raise ValueError(told) from error
 
 
 def _wikitext(folder: Path, split: str) -> Path:
@@ -122,6 +128,14 @@ def choose_context(loaded: LoadedModel, asked: int | None) -> int:
     if asked < 1 or (longest is not None and asked > longest):
         raise ValueError(f"--context must lie between 1 and the model's {longest or 'limit'}, got {asked}.")
     return asked
+
+
+def choose_calibration(loaded: LoadedModel, samples: int | None, context: int | None, cpu: bool) -> tuple[int, int]:
+    """Windows and tokens per window to calibrate on; what was not given is less on a CPU, where a token costs more."""
+    length = choose_context(loaded, context)
+    if context is None and cpu:
+        length = min(length, CPU_CONTEXT)
+    return samples or (CPU_SAMPLES if cpu else SAMPLES), length
 
 
 def calibration_windows(path: Path, loaded: LoadedModel, *, context: int, samples: int, seed: int) -> list[Tensor]:

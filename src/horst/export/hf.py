@@ -12,9 +12,12 @@ import contextlib
 import copy
 import importlib
 import itertools
+import json
+import logging
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -27,6 +30,8 @@ from horst.files import InvalidFileError, PathLike, path_inside, read_json, whol
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 SPARSE_FILE = "model.sparse.safetensors"
 DENSE_FILE, _DENSE_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,6 +46,13 @@ TOKENIZER_FILES = (
     "spiece.model",
     "vocab.json",
     "vocab.txt",
+)
+_MAX_BLOCKS = 1000
+_MAX_SIDE_FILE, _MAX_SIDE_FILES = 64 << 20, 256 << 20  # bytes of one, and of all
+# Weights in any format, states of a training, and what tells of the old weights.
+_NOT_CARRIED = (
+    *(".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".npz", ".npy"),
+    *(".onnx", ".data", ".onnx_data", ".gguf", ".tflite", ".xml", "/report.md"),
 )
 
 
@@ -75,6 +87,56 @@ def save_hugging_face(
         if tokenizer is not None:
             _write_tokenizer(tokenizer, temporary)
     return pathlib.Path(directory)
+
+
+def copy_side_files(source: PathLike, directory: PathLike) -> list[str]:
+    """Copy what else lies beside a model's weights: tokenizer, processor, card, the modules of sentence-transformers.
+
+    Left out are weights, hidden files, links that lead out of ``source``, and what is there already. The folders that
+    ``modules.json`` names are modules of their own, so their weights do come along. Files of more than 64 MiB are left
+    out with a warning, and so is what exceeds 256 MiB in all.
+
+    Returns:
+        The names of the copied files.
+    """
+    source, directory = pathlib.Path(source), pathlib.Path(directory)
+    modules = _module_folders(source)
+    copied, left, total = [], [], 0
+    for folder, folders, files in os.walk(source):
+        inside = pathlib.Path(folder).relative_to(source)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(file for file in files if not file.startswith(".")):
+            relative = (inside / name).as_posix()
+            if f"/{name}".endswith(_NOT_CARRIED) and inside.as_posix() not in modules:
+                continue
+            try:
+                path = path_inside(source, relative)
+                size = path.stat().st_size
+            except (InvalidFileError, OSError):
+                left.append(relative)
+                continue
+            if os.path.lexists(directory / relative):
+                continue
+            if size > _MAX_SIDE_FILE or total + size > _MAX_SIDE_FILES:
+                left.append(relative)
+                continue
+            (directory / inside).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, directory / relative)
+            copied.append(relative)
+            total += size
+    if left:
+        logger.warning("not copied from %s, as too large or not in the folder: %s.", source, shorten(left))
+    return copied
+
+
+def _module_folders(source: pathlib.Path) -> set[str]:
+    """The folders of sentence-transformers' modules other than the model itself."""
+    with contextlib.suppress(InvalidFileError, OSError, ValueError):
+        listed = json.loads(path_inside(source, "modules.json").read_bytes())
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        paths = [entry.get("path") for entry in entries if not str(entry.get("type")).endswith(".Transformer")]
+        return {path.strip("/") for path in paths if isinstance(path, str)}
+    return set()
 
 
 def _load_dense_directory(directory: pathlib.Path) -> PreTrainedModel:
@@ -160,6 +222,7 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
     if not (directory / "config.json").is_file():
         raise InvalidFileError(f"{directory} has no config.json: it is no Hugging Face model.")
     content = read_json(path_inside(directory, "config.json"))
+    check_blocks(content, directory)
     # Both make transformers read weights from a place that another file names.
     if "transformers_weights" in content or (directory / "adapter_config.json").exists():
         raise InvalidFileError(
@@ -177,6 +240,15 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
     return model_class, transformers.AutoConfig.from_pretrained(
         directory, local_files_only=True, trust_remote_code=False
     )
+
+
+def check_blocks(config: Mapping[str, Any], where: PathLike) -> None:
+    """Refuse a number of blocks that no model has: building them would take hours before the weights are compared."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_blocks(value, where)
+        elif ("layer" in key or key == "depth") and isinstance(value, (int, float)) and value > _MAX_BLOCKS:
+            raise InvalidFileError(f"{where} is damaged or forged: {key} is {value:g}, more than {_MAX_BLOCKS} blocks.")
 
 
 def _dense_files(directory: pathlib.Path) -> list[pathlib.Path]:

@@ -326,3 +326,16 @@ def test_figure1_reads_files_and_packages_but_no_code(tmp_path):
 class Harmful:
     def __reduce__(self):
         return print, ("this must not be run",)
+
+
+def test_data_too_short_to_calibrate_on_are_refused_before_the_training(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(table6_gpt2_one_shot, "train_language_model", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr(table6_gpt2_one_shot, "TokenBatches", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        RECIPES["one_shot_methods"].run(tiny_table6(tokens, tmp_path, optimizers=("adamw",), methods=("wanda",)))
+
+
+def test_lines_of_progress_name_the_optimizer(tokens, tmp_path, caplog):
+    caplog.set_level("INFO", logger="horst")
+    RECIPES["table6"].run(tiny_table6(tokens, tmp_path, optimizers=("ham",)))
+    assert "ham, step 6 of 6: loss" in caplog.text

@@ -45,7 +45,7 @@ def uninterrupted(tmp_path_factory):
     return weights, read_metrics(folder)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_stops_and_the_run_goes_on(number, code, uninterrupted, tmp_path, monkeypatch):
     steps = {1, 7, 8, 18, 30}  # 7: an evaluation is due, 18: a checkpoint, 30: the last
     monkeypatch.setattr("toy_runs.ToyData", signal_at(steps, number))

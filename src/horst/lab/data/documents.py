@@ -86,7 +86,12 @@ class Source:
         read = next(read for suffix, read in _READERS.items() if _is_of(self.path, suffix))
         try:
             yield from read(self.path, fields)
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self.path} is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}. If it is "
+                f"in another encoding, convert it, for Latin-1: iconv -f latin1 -t utf-8 {self.path} > utf8.txt"
+            ) from error
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
             raise ValueError(f"{self.path} is damaged or cut short: {error}. Fetch it anew.") from error
 
     def describe(self) -> dict[str, Any]:

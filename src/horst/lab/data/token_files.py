@@ -85,8 +85,8 @@ def open_tokens(path: str | os.PathLike[str], *, vocabulary: int | None = None) 
     if vocabulary is not None and meta["vocabulary"] > vocabulary:
         raise ValueError(
             f"{path} has tokens of {meta['tokenizer']!r}, {meta['vocabulary']} of them, but the model's vocabulary is "
-            f"{vocabulary}. Give the model at least {meta['vocabulary']} (--vocabulary), or tokenize the text anew for "
-            "this model (--tokenizer bytes has 257)."
+            f"{vocabulary}. Use a model with a vocabulary of at least {meta['vocabulary']}, or tokenize the text anew "
+            "with this model's tokenizer (the tokenizer of bytes has 257)."
         )
     return TokenFile(
         path=path,

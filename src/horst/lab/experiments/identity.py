@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 from horst.lab import fields
@@ -37,6 +38,15 @@ def settings(run: Any, optimizer: Name) -> dict[str, Any]:
     del found["data"]  # a path: what lies there is told by its digest
     as_json: dict[str, Any] = to_json(found)
     return as_json
+
+
+def unread_strengths(optimizers: Collection[Name]) -> dict[str, str]:
+    """Fields of the optimization that none of these contenders reads, and why."""
+    return {
+        field.name: f"only {', '.join(readers)} read{'s' * (len(readers) == 1)} it, and optimizers has none of them."
+        for field in dataclasses.fields(Optimization)
+        if (readers := field.metadata.get("read_by")) and not set(readers) & set(optimizers)
+    }
 
 
 def deciding(settings: dict[str, Any]) -> dict[str, Any]:

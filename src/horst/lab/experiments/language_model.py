@@ -51,6 +51,10 @@ class LanguageConfig:
     eval_batch_size: int = option(64, affects="execution")
     eval_batches: int | None = option(None, affects="execution")  # the windows evaluated are in run_identity
 
+    def __post_init__(self) -> None:
+        if self.eval_batches is not None and self.eval_batches < 1:
+            raise ValueError(f"eval_batches must be at least 1, or None for the whole file, got {self.eval_batches}.")
+
 
 def in_words(config: LanguageConfig) -> str:
     """What is trained on what, for a result file.

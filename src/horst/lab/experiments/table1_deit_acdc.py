@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from horst.lab.baselines.contenders import Name
+from horst.lab.experiments import identity
 from horst.lab.experiments.outcomes import broken_down, load_or_run
 from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig, in_words, run_identity, train_sparse_vision_model
@@ -49,6 +50,12 @@ class Config:
     def __post_init__(self) -> None:
         for sparsity in self.sparsities:  # now, and not after the models of those before it are trained
             check_sparsity(sparsity)
+
+    def without_effect(self) -> dict[str, str]:
+        """Fields that none of the optimizers reads, and why."""
+        own = {"betas_by_sparsity": "horst", "ham_betas": "ham"}
+        absent = {field: f"optimizers has no {name}." for field, name in own.items() if name not in self.optimizers}
+        return {**identity.unread_strengths(self.optimizers), **absent}
 
 
 def run(config: Config, name: str = "table1_deit_acdc") -> Result:

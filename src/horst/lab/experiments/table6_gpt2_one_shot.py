@@ -17,6 +17,7 @@ from torch import Tensor
 
 from horst.lab.baselines.contenders import Name
 from horst.lab.data.token_batches import TokenBatches
+from horst.lab.experiments import identity
 from horst.lab.experiments.language_model import (
     LanguageConfig,
     evaluate_language_model,
@@ -69,6 +70,23 @@ class Config:
     def __post_init__(self) -> None:
         for sparsity in self.sparsities:  # now, and not after the first model is trained
             check_sparsity(sparsity)
+        if self.calibration_samples < 1:
+            raise ValueError(f"calibration_samples must be at least 1, got {self.calibration_samples}.")
+        if self.prune_layers == "paper" and self.run.model.layers < 3:
+            raise ValueError(
+                f"prune_layers='paper' leaves out the first and the last block, and the model has layers="
+                f"{self.run.model.layers}: nothing would be pruned. Use --prune-layers blocks, or at least 3 layers."
+            )
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether one of the methods looks at training sequences."""
+        return not set(self.methods) <= {"magnitude", "magnitude-global"}
+
+    def without_effect(self) -> dict[str, str]:
+        """Fields that none of the optimizers or methods reads, and why."""
+        unread = identity.unread_strengths(self.optimizers)
+        return unread if self.calibrates else {**unread, "calibration_samples": "magnitude needs no calibration."}
 
 
 def run(config: Config, name: str = "table6_gpt2_one_shot") -> Result:
@@ -134,9 +152,9 @@ def train_and_prune(
         the dense model's weights in the blocks.
     """
     about = {**config.run.optimization.about(optimizer), "seed": seed}
+    # before the training, so that data too short for it are refused now
+    calibration = _calibration(config, seed, world) if config.calibrates else None
     model, trained = train_language_model(config.run, optimizer, seed, directory, world)
-    needs_data = not set(config.methods) <= {"magnitude", "magnitude-global"}
-    calibration = _calibration(config, seed, world) if needs_data else None
     average = {key: value for key, value in trained.metrics.items() if key.startswith("ema_")}
     levels: list[dict[str, Any]] = []
     for asked in config.methods:

@@ -79,6 +79,18 @@ class VisionConfig:
     parallel: Literal["ddp", "fsdp"] = option("ddp", affects="nothing")
     workers: int = option(8, affects="nothing")
 
+    def without_effect(self) -> dict[str, str]:
+        """Fields that this data set does not read, and why."""
+        if self.dataset == "imagenet":
+            return dict.fromkeys(("padding", "flip"), "ImageNet's images are cropped and mirrored as DeiT does it.")
+        unread = {"workers": f"the images of {self.dataset} stay in memory, and none are decoded."}
+        if self.dataset == "digits":
+            unread["data"] = (
+                "the data set is digits, which comes with scikit-learn. To train on other images, name their kind as "
+                "well (--dataset npz, cifar10 or imagenet), or choose another --scale."
+            )
+        return unread
+
 
 def in_words(config: VisionConfig) -> str:
     """What is trained on what, for a result file.

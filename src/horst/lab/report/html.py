@@ -138,7 +138,8 @@ def find_results(given: Sequence[PathLike]) -> list[pathlib.Path]:
     for path in map(pathlib.Path, given):
         if not path.exists():
             raise FileNotFoundError(f"there is no {path}. horst run writes results to runs/.")
-        inside = [file for file in sorted(path.rglob("*.json")) if _is_result(file)] if path.is_dir() else [path]
+        files = sorted(file for file in path.rglob("*.json") if file.is_file())  # no pipes
+        inside = [file for file in files if _is_result(file)] if path.is_dir() else [path]
         if not inside:
             raise ValueError(f"{path} holds no result file. horst run writes them, as runs/RECIPE_SCALE.json.")
         found |= dict.fromkeys(inside)

@@ -1,4 +1,4 @@
-"""Stopping a run from outside: SIGTERM or Ctrl-C asks it to save and leave; a second Ctrl-C ends it at once.
+"""Stopping a run from outside: SIGTERM, SIGHUP or Ctrl-C asks it to save and leave; a second Ctrl-C ends it at once.
 
 Several ranks leave after the same step, which they must agree on.
 """
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # The longest that a signal waits for the other ranks: torchrun kills 30 s after it, and saving needs time, too.
 AGREE_SECONDS = 5.0
+#: Signals that ask a process to end; Windows has no SIGHUP.
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Interrupted(SystemExit):
@@ -42,7 +44,7 @@ class Interrupted(SystemExit):
 
 
 class StopRequest:
-    """Notes SIGTERM and SIGINT instead of dying of them; the handlers are put back on leaving.
+    """Notes SIGTERM, SIGHUP and SIGINT instead of dying of them; the handlers are put back on leaving.
 
     Example:
         >>> with StopRequest() as stop:
@@ -57,8 +59,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._note)
+            for number in (*STOPPING, signal.SIGINT):
+                if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                    self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

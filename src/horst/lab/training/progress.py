@@ -25,10 +25,12 @@ class ProgressBar:
         step: Steps done so far.
         unit: Unit of the rate: ``"tokens"``, ``"images"``.
         shown: Whether to show anything; False on all ranks but one.
+        name: Name of the run, such as its optimizer's.
     """
 
-    def __init__(self, steps: int, *, step: int = 0, unit: str = "rows", shown: bool = True) -> None:
+    def __init__(self, steps: int, *, step: int = 0, unit: str = "rows", shown: bool = True, name: str = "") -> None:
         self.steps, self.unit, self.shown = steps, unit, shown
+        self._name = f"{name}, " if name else ""
         self._bar = _make_bar() if shown and sys.stderr.isatty() else None
         if self._bar is not None:
             self._bar.start()
@@ -38,9 +40,9 @@ class ProgressBar:
         """Show the state after ``step`` steps."""
         numbers = f"loss {loss:.4f}, {compact(rate)} {self.unit}/s, {timedelta(seconds=round(seconds_left))} left"
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=numbers)
+            self._bar.update(self._task, completed=step, numbers=self._name + numbers)
         elif self.shown:
-            logger.info("step %d of %d: %s", step, self.steps, numbers)
+            logger.info("%sstep %d of %d: %s", self._name, step, self.steps, numbers)
 
     def say(self, message: str) -> None:
         """A line above the bar, or in the log."""

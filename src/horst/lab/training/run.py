@@ -135,7 +135,8 @@ class Run:
                     config={key: value for key, value in self.fingerprint.items() if key != "model"},
                 )
             self.metrics = stack.enter_context(log)
-        bar = ProgressBar(self.steps, step=self.step, unit=self.task.unit, shown=rank() == 0)
+        name = str(self.task.identity.get("optimizer", ""))
+        bar = ProgressBar(self.steps, step=self.step, unit=self.task.unit, shown=rank() == 0, name=name)
         self.bar = stack.enter_context(bar)
 
     def _resume(self, path: pathlib.Path) -> int:
