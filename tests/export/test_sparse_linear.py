@@ -232,6 +232,13 @@ def test_sparsify_says_which_layers_it_cannot_take(caplog):
     assert "layers in torch.bfloat16 on cpu stay dense" in caplog.text
 
 
+@pytest.mark.parametrize("model", [nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.bfloat16), nn.GELU()])
+def test_sparsify_that_converts_nothing_warns(model):
+    with pytest.warns(UserWarning, match=r"sparsify\(\) converted none of [01] linear layers") as caught:
+        sparsify(nn.Sequential(model))
+    assert caught[0].filename == __file__
+
+
 def test_sparsify_keeps_dense_weights_only_where_asked(monkeypatch):
     plan = Plan({1: {"dense": 1.0, "csr": 0.5}, 512: {"dense": 1.0, "csr": 2.0}})
     monkeypatch.setattr(sparse_linear, "plan_for", lambda weight, tokens: plan)

@@ -113,6 +113,7 @@ def test_a_schedule_moves_decay_and_mirror_step_with_it():
     assert_close(actual, expected, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:.*bfloat16 weights without stochastic_rounding")
 def test_half_precision_is_rounded_once_a_step():
     grads = gradients(10)
     actual, state = run_optax(as_optax(VISION), jnp.bfloat16, grads=grads)

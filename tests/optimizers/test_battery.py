@@ -354,6 +354,7 @@ def test_resetting_the_state_starts_afresh(make):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*bfloat16 weights without stochastic_rounding")
 @pytest.mark.parametrize("name", OURS)
 def test_state_has_the_shape_dtype_and_layout_of_the_parameter(name):
     p = nn.Parameter(torch.randn(4, 6, dtype=torch.bfloat16, device=DEVICE).t())

@@ -1,7 +1,6 @@
-"""FSDP2 and distributed checkpoints, with two gloo processes on a CPU against one process."""
+"""DDP, FSDP2, tensor parallelism and distributed checkpoints, with gloo processes on a CPU against one process."""
 
 import copy
-import functools
 import pathlib
 import socket
 
@@ -14,10 +13,13 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from horst import HAM, HORST, with_mirror_step
 from horst.optimizers.l1 import soft_threshold
+from horst.sparsity import Static
 
 MAKE = {
     "horst": lambda p: HORST(p, lr=1e-2, weight_decay=0.1, beta=0.2),
@@ -129,15 +131,95 @@ def partial_gradients_are_reduced(rank, folder):
     torch.testing.assert_close(full(p), q.detach())
 
 
+def load(path, model, optimizer):
+    weights, state = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+
+
+def the_same_checkpoint_loads_twice(rank, folder):
+    mesh = init_device_mesh("cpu", (2,))
+    for name, make in {**MAKE, "adamw": torch.optim.AdamW}.items():
+        path = pathlib.Path(folder) / name
+        model = make_model()
+        fully_shard(model, mesh=mesh)
+        optimizer = make(model.parameters())
+        train(model, optimizer, 2)
+        weights, state = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
+        ends = []
+        for _ in range(2):
+            load(path, model, optimizer)
+            train(model, optimizer, 2, first=2)
+            ends.append([full(p).clone() for p in model.parameters()])
+        assert all(map(torch.equal, *ends)), name
+
+
+def wrapped(kind):
+    model = make_model()
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    elif kind == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return model, MAKE["horst"](model.parameters())
+
+
+def begin(kind, path):
+    model, optimizer = wrapped(kind)
+    train(model, optimizer, 3)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
+
+
+def resume_equals_single(kind, path):
+    single = make_model()
+    train(single, MAKE["horst"](single.parameters()), 5)
+    model, optimizer = wrapped(kind)
+    load(path, model, optimizer)
+    train(model, optimizer, 2, first=3)
+    for p, q in zip(model.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(full(p), q.detach(), rtol=1e-5, atol=1e-6)
+
+
+def runs_of_two_ranks(rank, folder):
+    for kind in ("fsdp", "ddp"):
+        begin(kind, f"{folder}/{kind}-2")
+        resume_equals_single(kind, f"{folder}/one")
+    resume_equals_single("fsdp", f"{folder}/fsdp-2")
+
+
+def three_ranks_resume_two(rank, folder):
+    resume_equals_single("fsdp", f"{folder}/fsdp-2")
+
+
+def two_dimensional_meshes_train_and_refuse_masks(rank, folder):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    single = nn.Sequential(make_model()[0], nn.Linear(7, 8, bias=False))
+    model = copy.deepcopy(single)
+    parallelize_module(model, mesh["tensor"], {"1": ColwiseParallel(output_layouts=Replicate())})
+    fully_shard(model, mesh=mesh["data"])
+    assert model[1].weight.device_mesh.ndim == 2
+    for net in (single, model):
+        train(net, MAKE["horst"](net.parameters()), 4)
+    for p, q in zip(model.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(full(p), q.detach(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(NotImplementedError, match=r"1\.weight cannot be masked: .* sharded along one mesh dimension"):
+        Static(model, MAKE["horst"](model.parameters()), sparsity=0.5, layers="all_linear")
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
-def worker(rank, port, folder, names):
+def spawn(name, folder, world):
+    mp.spawn(worker, args=(free_port(), str(folder), [name], world), nprocs=world)
+
+
+def worker(rank, port, folder, names, world):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
         for name in names:
             globals()[name](rank, folder)
@@ -153,10 +235,25 @@ def worker(rank, port, folder, names):
         "checkpoint_continues_exactly",
         "replicas_stay_equal_under_stochastic_rounding",
         "partial_gradients_are_reduced",
+        "the_same_checkpoint_loads_twice",
     ],
 )
 def test_on_two_processes(name, tmp_path):
-    mp.spawn(functools.partial(worker), args=(free_port(), str(tmp_path), [name]), nprocs=2)
+    spawn(name, tmp_path, 2)
+
+
+def test_two_dimensional_meshes_train_and_refuse_masks(tmp_path):
+    spawn("two_dimensional_meshes_train_and_refuse_masks", tmp_path, 4)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+def test_a_checkpoint_resumes_on_another_number_of_ranks(tmp_path):
+    """FSDP2 on 2 to 1, 2 and 3, 1 to 2; DDP on 2 to 1 and 1 to 2."""
+    begin("one", tmp_path / "one")
+    spawn("runs_of_two_ranks", tmp_path, 2)
+    spawn("three_ranks_resume_two", tmp_path, 3)
+    for kind in ("fsdp", "ddp"):
+        resume_equals_single("one", tmp_path / f"{kind}-2")
 
 
 def test_state_dict_of_a_sharded_run_has_adamws_keys():

@@ -13,6 +13,9 @@ from horst import HAM, HORST
 from horst.integrations.matrices import MatrixHORST
 from horst.kernels.cache_blocking import PIECE
 
+# Several tests compare the steps in bfloat16, rounded to the nearest.
+pytestmark = pytest.mark.filterwarnings("ignore:.*bfloat16 weights without stochastic_rounding")
+
 
 def params_like(shapes, dtype=torch.float32, device="cpu"):
     torch.manual_seed(0)
@@ -408,3 +411,18 @@ def test_half_precision_matches_float32_master_arithmetic(device):
         optimizer_low.step()
         optimizer_high.step()
     torch.testing.assert_close(low[0].detach(), high[0].detach().bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cls", [HORST, HAM])
+def test_bfloat16_weights_without_stochastic_rounding_warn_once(cls):
+    low, frozen = params_like([(4, 4), (3,)], torch.bfloat16), params_like([(4, 4)], torch.bfloat16)
+    frozen[0].requires_grad_(False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cls([{"params": p} for p in low])
+        assert [warning.filename for warning in caught] == [__file__]
+        assert f"{cls.__name__} got bfloat16 weights without stochastic_rounding" in str(caught[0].message)
+        cls(low, stochastic_rounding=True)
+        cls([*params_like([(4, 4)]), *frozen])
+        copy.deepcopy(cls(low, stochastic_rounding=True)).step()
+    assert len(caught) == 1

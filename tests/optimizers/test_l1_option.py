@@ -18,6 +18,9 @@ from horst.lab.baselines.penalize_l1 import penalize_l1
 from horst.lab.baselines.together import Together
 from horst.optimizers.l1 import soft_threshold
 
+# Some tests mean bfloat16 weights that are rounded to the nearest.
+pytestmark = pytest.mark.filterwarnings("ignore:.*bfloat16 weights without stochastic_rounding")
+
 SHAPES = [(9, 5), (13,), (), (0, 3), (2, 3, 4)]
 BACKENDS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 finite = st.floats(1e-6, 1e2) | st.floats(-1e2, -1e-6) | st.just(0.0)

@@ -47,6 +47,7 @@ def spoil(model, how):
                     p.view(-1)[::7] = math.nan
 
 
+@pytest.mark.filterwarnings("ignore:NaN or infinite weights")
 @pytest.mark.parametrize("how", ["normal", "ties", "equal", "nan"])
 def test_the_count_is_exact_after_every_step(method, how):
     model = Tiny()

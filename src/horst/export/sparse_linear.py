@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from horst.export.cpu_kernels import KERNELS, TOKENS, Plan, csr_tensor, plan_for, to_csr
 from horst.sparsity.layers import check_model, expert_stacks, is_conv1d
+from horst.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -175,7 +176,7 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-        >>> sparsify(model)[0]  # dense: no zeros
+        >>> sparsify(model)[0]  # dense: no zeros, and a warning says so
         Linear(in_features=8, out_features=8, bias=True)
     """
     check_model(model)
@@ -200,6 +201,13 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
     kinds = {f"{layer.weight.dtype} on {layer.weight.device}" for layer in candidates.values()}
     if other := sorted(kinds - {"torch.float32 on cpu"}):
         _log.warning("layers in %s stay dense: the sparse form is for float32 on a CPU", ", ".join(other))
+    if not replaced:
+        kinds_found = f", in {', '.join(sorted(kinds))}" if kinds else ""
+        warn_user(
+            f"sparsify() converted none of {len(candidates)} linear layers{kinds_found}: it needs float32 weights on "
+            "the CPU with enough zeros (about 80 %) that a sparse kernel is faster here. Prune further, or keep the "
+            "dense model."
+        )
     return model
 
 

@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from horst.optimizers.step_parts import at_most
-from horst.optimizers.user_warnings import warn_user
 from horst.parameters.kinds import refuse_flat_shards
+from horst.user_warnings import warn_user
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"

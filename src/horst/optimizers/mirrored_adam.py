@@ -24,9 +24,9 @@ from horst.optimizers.auto_alpha import AUTO, BOUNDS, AutoAlpha
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
 from horst.optimizers.step_cache import StepCache
 from horst.optimizers.step_parts import Parts, at_most, local_shards, split
-from horst.optimizers.user_warnings import warn_user
 from horst.parameters.kinds import refuse_flat_shards
 from horst.parameters.sharding import local_shard
+from horst.user_warnings import warn_user
 
 __all__ = ["MirroredAdam"]
 
@@ -54,7 +54,7 @@ class MirroredAdam(Optimizer):
         check_adam_hyperparameters(defaults)
         if isinstance(params, torch.nn.Module):
             raise TypeError(f"{type(self).__name__} takes parameters, got a module: give model.parameters().")
-        self._cache, self._warned = StepCache(), False
+        self._cache, self._warned, self._warned_of_bfloat16 = StepCache(), False, False
         self._masks: dict[Tensor, Tensor] = {}
         self._auto = AutoAlpha()
         self._is_built = False
@@ -94,6 +94,7 @@ class MirroredAdam(Optimizer):
                 params = param_group["params"] = list(params)
             self._check_parameters([params] if isinstance(params, Tensor) else params, group["fused"])
         super().add_param_group(param_group)
+        self._warn_of_bfloat16(self.param_groups[-1])
         try:
             group = self.param_groups[-1]
             if not all(self._choose_mirrored(group, group["params"])):
@@ -116,6 +117,18 @@ class MirroredAdam(Optimizer):
                 )
         if fused and (reason := why_not_fused(tensors)) is not None:
             raise ValueError(f"fused=True was asked for, but {reason}. Use fused=None to let the optimizer choose.")
+
+    def _warn_of_bfloat16(self, group: dict[str, Any]) -> None:
+        # Whatever lr is: weight decay changes a weight by lr * weight_decay, far below 2**-9 of it, and so does every
+        # step near the end of a schedule.
+        trained = (p.dtype for p in group["params"] if p.requires_grad)
+        if not self._warned_of_bfloat16 and not group["stochastic_rounding"] and torch.bfloat16 in trained:
+            self._warned_of_bfloat16 = True
+            warn_user(
+                f"{type(self).__name__} got bfloat16 weights without stochastic_rounding: a change below 2**-9 of a "
+                "weight, such as weight decay and small steps, is lost in rounding. Use stochastic_rounding=True, or "
+                "float32 weights with autocast."
+            )
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
         def mirrored(group: dict[str, Any]) -> Iterator[Tensor]:
@@ -157,6 +170,7 @@ class MirroredAdam(Optimizer):
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # which torch adds for its own optimizers
         self._cache, self._warned, self._is_built = StepCache(), False, True
+        self._warned_of_bfloat16 = True
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
         self.__dict__.setdefault("_auto", AutoAlpha())
         added_later = dict.fromkeys(BOUNDS) | ({} if self._along_gradient else {"l1": 0.0})

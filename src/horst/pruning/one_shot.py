@@ -26,7 +26,7 @@ from horst.sparsity import find_layers
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
 from horst.sparsity.layers import Layer, Preset, check_model, left_dense
 from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
-from horst.sparsity.selection import smallest
+from horst.sparsity.selection import smallest, warn_of_non_finite
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,7 @@ class Plan:
             if layer.param.is_meta or Shard.of(layer.param).group is not None:
                 raise ValueError(f"{layer.name} is not whole in memory: load or gather the model first.")
             self.units.check(layer.name, _matrix(layer).shape, 1)
+        warn_of_non_finite({layer.name: layer.param for layer in self.targets})
         self._check_distribution()
         self.batches = None if self.data is None else _read(self.data, self.samples)
         self.where = None if self.device is None else torch.device(self.device)

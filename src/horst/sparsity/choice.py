@@ -30,7 +30,7 @@ class Chooser:
         check_sparsity(sparsity, pattern)
         self.layers, self.pattern, self.distribution = layers, pattern, distribution
         self.sparsity = pattern.sparsity if sparsity is None and isinstance(pattern, NM) else float(sparsity or 0.0)
-        self.shards = {layer.name: Shard.of(layer.param) for layer in layers}
+        self.shards = {layer.name: _shard_of(layer) for layer in layers}
         self.shapes: dict[str, tuple[int, ...]] = {}  # by matrix
         self.units: dict[str, Shard] = {}  # by matrix, the grid of units; empty for N:M
         self._places: dict[str, tuple[str, Any]] = {}  # by matrix, its layer and its index in this rank's part of it
@@ -126,3 +126,10 @@ class Chooser:
             more = select(unit_scores, units, max(k - already, 0), [~mask for mask in before])
             chosen = [a | b for a, b in zip(before, more, strict=True)]
         return {name: self.pattern.expand(mask) for name, mask in zip(names, chosen, strict=True)}
+
+
+def _shard_of(layer: Layer) -> Shard:
+    try:
+        return Shard.of(layer.param)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{layer.name} cannot be masked: {error}") from None

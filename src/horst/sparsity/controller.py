@@ -40,6 +40,7 @@ from horst.sparsity.copies import BestModels
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Pattern, check_replicas, mask_hash, parse_pattern
+from horst.sparsity.selection import warn_of_non_finite
 from horst.sparsity.state_policy import StatePolicy
 
 if TYPE_CHECKING:
@@ -120,10 +121,11 @@ class Sparsifier(abc.ABC):
         self._whole: dict[str, Tensor] = {clean_name(name): tensor for name, tensor in named}
         self._pruned: dict[str, Tensor] = {}  # by layer, True where a weight is zero; a layer not in it is dense
         self._removed = {layer.name: 0 for layer in self.layers}  # how many, over all ranks
-        self._draws = 0
+        self._draws, self._warned = 0, False  # the second: of weights that are not finite
         self._resume_from = state_dict
         self._tell_optimizers()  # masks may have been set by hand
-        self._handles: list[Any] = [self._hook_gradient(layer) for layer in self.layers]
+        self._order = optimizer_hooks.StepOrder(self.optimizers)
+        self._handles: list[Any] = [*self._order.handles, *(self._hook_gradient(layer) for layer in self.layers)]
 
     def _start(self) -> None:
         """End of a method's constructor: make the first masks, or take them from the given state."""
@@ -176,6 +178,7 @@ class Sparsifier(abc.ABC):
             The event, if there was one.
         """
         self.steps += 1
+        self._order.on_step()
         if self.steps == 1:
             self.policy.check(self.optimizers)
         event = self._on_step()
@@ -358,6 +361,7 @@ class Sparsifier(abc.ABC):
         return layer.param.register_post_accumulate_grad_hook(hook)
 
     def _mask_gradient(self, layer: Layer) -> None:
+        self._order.on_gradient()
         pruned = self._pruned.get(layer.name)
         if pruned is not None and layer.param.grad is not None and not self._wants_dense_gradient(layer):
             local_shard(layer.param.grad).masked_fill_(pruned, 0)
@@ -370,6 +374,8 @@ class Sparsifier(abc.ABC):
 
     def _masks_changed(self) -> None:
         """Count what is pruned, over all ranks, and give the masks to optimizers that mask by themselves."""
+        if not self._warned:
+            self._warned = warn_of_non_finite({layer.name: layer.param for layer in self.layers})
         for layer in self.layers:
             pruned = self._pruned.get(layer.name)
             self._removed[layer.name] = 0 if pruned is None else self._chooser.count(layer.name, pruned)

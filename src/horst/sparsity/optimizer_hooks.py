@@ -6,6 +6,7 @@ which reads numbers back.
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,9 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from horst.sparsity.layers import Layer
+from horst.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from horst.sparsity.controller import Sparsifier
+
+_TOO_MANY = 3  # updates in a row without sparsifier.step() before the next backward pass
 
 # By optimizer, the last sparsifier built on it: two at once would silently zero what the other keeps.
 _latest: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
@@ -69,6 +73,49 @@ def _while_alive(action: Callable[[Optimizer], None]) -> Callable[[Optimizer], N
             alive(opt)
 
     return act
+
+
+class StepOrder:
+    """Notices that ``sparsifier.step()`` is missing, or comes before the optimizer's step.
+
+    In both cases a gradient arrives after an update of the weights with no ``sparsifier.step()`` in between. An update
+    that GradScaler skips is none. With several optimizers, all of them must have updated.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._count, self._updated, self._missed, self._steps = len(optimizers), set[int](), 0, 0
+        self.handles: list[Any] = []
+        for i, optimizer in enumerate(optimizers):
+            if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # accelerate's wrapper, which has no hooks
+                optimizer = getattr(optimizer, "optimizer", optimizer)
+            if hasattr(optimizer, "_optimizer_step_post_hooks"):
+                self.handles.append(optimizer.register_step_post_hook(functools.partial(self._on_update, i)))
+
+    def on_step(self) -> None:
+        """The sparsifier takes its step."""
+        self._steps += 1
+        if self._updated:
+            self._missed = 0
+            self._updated.clear()
+
+    def on_gradient(self) -> None:
+        """A backward pass reaches a masked weight."""
+        if len(self._updated) == self._count:
+            self._missed += 1
+            self._updated.clear()
+
+    def _on_update(self, index: int, *_: object) -> None:
+        if torch.compiler.is_compiling():  # nothing is noticed there, and nothing breaks the graph
+            return
+        self._updated.add(index)
+        if self._missed == _TOO_MANY:  # said here, in the user's thread: a backward pass may run in another
+            self._missed += 1
+            found = "does not follow optimizer.step()" if self._steps else "has never been called"
+            warn_user(
+                f"sparsifier.step() {found}: the optimizer has updated the weights {_TOO_MANY} times, and the next "
+                "backward pass met weights that were not masked again. Call sparsifier.step() right after every "
+                "optimizer.step(), or close() the sparsifier to train without masks."
+            )
 
 
 def find_owners(optimizers: Sequence[Optimizer], layers: Sequence[Layer]) -> dict[str, Optimizer]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from horst.parameters.sharding import Shard, local_shard, sum_over_ranks
+from horst.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,19 @@ def magnitude_keys(x: Tensor) -> Tensor:
     """Integers that order as the magnitudes of ``x`` do, NaN above infinity and all NaN equal."""
     integer, _, infinity = _BITS[x.dtype]
     return (x.view(integer) & torch.iinfo(integer).max).clamp_(max=infinity + 1)
+
+
+def warn_of_non_finite(weights: Mapping[str, Tensor]) -> bool:
+    """Warn of weights, given by name, of which this rank's part holds NaN or infinity. Returns whether it did."""
+    parts = {name: local_shard(weight.detach()) for name, weight in weights.items()}
+    bad = [n for n, w in parts.items() if w.numel() and not torch.linalg.vector_norm(w, torch.inf).isfinite()]
+    if bad:
+        more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
+        warn_user(
+            f"NaN or infinite weights in {', '.join(bad[:4])}{more}: they count as the largest and are pruned last. "
+            "Look for the step at which the training broke down, or for a damaged file."
+        )
+    return bool(bad)
 
 
 def exact_floor(sparsity: float, n: int) -> int:
