@@ -13,6 +13,7 @@ from horst.lab.data.token_files import open_tokens
 from horst.lab.experiments import quickstart
 from horst.lab.experiments.quickstart import Config, is_partial, run
 from horst.lab.experiments.result import Result
+from horst.lab.models.gpt2 import GPT2
 from horst.lab.report import html
 from horst.lab.report import quickstart as quickstart_report
 from horst.lab.report.runs import perplexity_changes
@@ -50,27 +51,40 @@ def test_both_optimizers_get_the_same_runs_and_the_zeros_are_exact(whole):
             for name in dict.fromkeys(row["optimizer"] for row in rows)
         )
         assert all(adamw == other != [] for other in others)
-        assert len(others) == (2 if part == "language" else 1)
+        assert len(others) == (3 if part == "language" else 1)
     for row in result.rows:
-        assert row["alpha"] == {"adamw": 0.0, "horst": 5.0, "horst-l1": "auto"}[row["optimizer"]]
-        assert row.get("l1") == (0.1 if row["optimizer"] == "horst-l1" else None)
+        assert row["alpha"] == {"adamw": 0.0, "horst": 5.0, "adamw-l1": 0.0, "horst-l1": "auto"}[row["optimizer"]]
+        assert row.get("l1") == (0.1 if row["optimizer"].endswith("-l1") else None)
         if row["part"] == "vision":
             assert row["zeros"] == math.floor(0.9 * row["masked_weights"])
         else:
             # a soft threshold makes zeros before anything is pruned
-            least = row["optimizer"] == "horst-l1" and not row["sparsity"]
+            least = row["optimizer"].endswith("-l1") and not row["sparsity"]
             assert row["sparsity_of_pruned_layers"] == pytest.approx(row["sparsity"], abs=0.05 if least else 1e-4)
             assert math.isfinite(row["perplexity"])
+
+
+def test_adamw_and_horst_threshold_the_same_weights_as_strongly(tmp_path):
+    def thresholds(name):
+        given = tiny(tmp_path).language(tmp_path, name)
+        model = GPT2(given.model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = given.optimization.groups(model, name)
+        return {names[id(p)]: group["l1"] for group in groups for p in group["params"] if group.get("l1")}
+
+    assert thresholds("adamw-l1") == thresholds("horst-l1") != {}
+    assert thresholds("adamw") == thresholds("horst") == {}
 
 
 def test_a_whole_run_shows_its_progress_leaves_no_files_and_makes_a_page(whole, tmp_path):
     result, lines, folder = whole
     assert [line for line in lines if line.startswith("[")] == [
-        "[1/5] GPT with AdamW, seed 0",
-        "[2/5] GPT with HORST, seed 0",
-        "[3/5] GPT with HORST with l1, seed 0",
-        "[4/5] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
-        "[5/5] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
+        "[1/6] GPT with AdamW, seed 0",
+        "[2/6] GPT with HORST, seed 0",
+        "[3/6] GPT with AdamW with l1, seed 0",
+        "[4/6] GPT with HORST with l1, seed 0",
+        "[5/6] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
+        "[6/6] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
     ]
     assert not is_partial(result)
     assert list(folder.iterdir()) == []
@@ -109,21 +123,21 @@ def interrupt_at(monkeypatch, run_number, step):
 
 def test_an_interrupted_run_reports_what_it_has_and_goes_on_where_it_stopped(whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt_at(patch, run_number=4, step=2)
+        interrupt_at(patch, run_number=5, step=2)
         lines = []
         result = run(tiny(tmp_path), lines.append)
-    assert lines[-1] == "Interrupted after 3 of 5 runs. Run the same command again to resume."
+    assert lines[-1] == "Interrupted after 4 of 6 runs. Run the same command again to resume."
     assert is_partial(result)
-    assert result.notes[0] == "Partial: interrupted after 3 of 5 runs."
+    assert result.notes[0] == "Partial: interrupted after 4 of 6 runs."
     assert {row["part"] for row in result.rows} == {"language"}
     page = html.build([result.save(tmp_path / "part.json")], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "This result is partial: 3 of 5 runs" in page
+    assert "This result is partial: 4 of 6 runs" in page
 
     steps = []
     train_step = Run.train_step
     monkeypatch.setattr(Run, "train_step", lambda self, *batch: (steps.append(self.step), train_step(self, *batch)))
     again = run(tiny(tmp_path), silent)
-    assert steps[0] == 2  # of the fourth run; the first three are not made again
+    assert steps[0] == 2  # of the fifth run; the first four are not made again
     assert not is_partial(again)
     assert without_times(again.rows) == without_times(whole[0].rows)
 
@@ -143,7 +157,7 @@ def test_ctrl_c_between_the_runs_keeps_the_rows(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     result = run(tiny(tmp_path), stop_before_the_second)
-    assert result.curves["runs"] == {"done": 1, "planned": 5}
+    assert result.curves["runs"] == {"done": 1, "planned": 6}
     assert {row["optimizer"] for row in result.rows} == {"adamw"}
     html.build([result.save(tmp_path / "part.json")], tmp_path / "report.html")
 

@@ -320,11 +320,31 @@ def test_other_settings_get_a_section_of_their_own(tmp_path):
 def test_the_quickstart_says_where_adamw_is_ahead(tmp_path):
     page = built(tmp_path, quickstart())
     text = page.texts("main")[0]
-    assert "With 90% of its weights pruned, the GPT's mean perplexity is 30.00 with AdamW and 33.00 with HORST" in text
-    assert "HORST, alpha 5 (+10.0%); one seed." in text
-    assert "AdamW's (one seed), in points, with 90% zeros: -5.0 at learning rate 0.005." in text
+    pruned = "With 90% of its weights pruned, the GPT's mean perplexity is 30.00 with AdamW and 33.00 with HORST"
+    assert f"{pruned}; before pruning, AdamW has 9.00; one seed." in text
+    assert {"+10.0%", "-5.0"} <= set(page.texts("td"))
     assert f"{paper.TABLE6['adamw'][0.5]:g}" in text
     assert page.all("p", "partial") == []
+
+
+def test_the_quickstart_opens_with_one_sentence_and_one_figure(tmp_path):
+    page = built(tmp_path, quickstart())
+    order = [element["tag"] for element in page.elements if element["tag"] in ("nav", "p", "img", "table")]
+    assert order[:3] == ["p", "img", "table"]
+    assert page.all("nav") == [] != built(tmp_path, quickstart(), one_shot()).all("nav")
+
+
+def test_the_quickstart_compares_horst_with_l1_with_adamw_with_l1(tmp_path):
+    found = quickstart()
+    for row in [row for row in found.rows if row["part"] == "language"]:
+        quality = row["perplexity"] * (0.5 if row["optimizer"] == "horst" else 0.75)
+        found.rows.append({**row, "optimizer": f"{row['optimizer']}-l1", "l1": 0.1, "perplexity": quality})
+    page = built(tmp_path, found)
+    said = "16.50 with HORST and l1, 22.50 with AdamW and l1, 30.00 with AdamW and 33.00 with HORST"
+    assert said in page.texts("p")[0]
+    without, with_l1 = page.texts("tr", "change")[:2]
+    assert without == "difference, HORST to AdamW+0.0%+10.0%"
+    assert with_l1 == "difference, both with l1-33.3%-26.7%"
 
 
 def test_a_quickstart_of_which_runs_broke_down_shows_the_others(tmp_path):
@@ -339,8 +359,8 @@ def test_a_quickstart_of_which_runs_broke_down_shows_the_others(tmp_path):
     assert "No language model of both optimizers is done yet." in text
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(0.01, ", within the spread over seeds."), (0.2, ".")])
-def test_a_difference_within_the_spread_is_called_so(tmp_path, gain, verdict):
+@pytest.mark.parametrize(("gain", "mark", "words"), [(0.01, "*", ", within the spread over seeds"), (0.2, "", "")])
+def test_a_difference_within_the_spread_is_called_so(tmp_path, gain, mark, words):
     result = quickstart()
     result.rows[:] = [
         {**row, "seed": seed, "top1": 0.6 + 0.04 * seed + gain * (row["optimizer"] == "horst")}
@@ -348,8 +368,9 @@ def test_a_difference_within_the_spread_is_called_so(tmp_path, gain, verdict):
         if row["part"] == "vision"
         for seed in (0, 1)
     ]
-    text = built(tmp_path, result).texts("main")[0]
-    assert f"with 90% zeros: {100 * gain:+.1f} at learning rate 0.005{verdict}" in text
+    page = built(tmp_path, result)
+    assert f"with 90% zeros: {100 * gain:+.1f} at learning rate 0.005{words}." in page.texts("main")[0]
+    assert f"{100 * gain:+.1f}{mark}" in page.texts("td")
 
 
 def test_a_partial_quickstart_says_so(tmp_path):
@@ -484,7 +505,7 @@ def test_figures_and_markdown_beside_the_page(tmp_path):
     built(tmp_path, one_shot(), quickstart(), formats=["png", "svg", "markdown"])
     figures = tmp_path / "report_figures"
     names = {path.stem for path in figures.glob("*.png")}
-    assert len(names) == 5
+    assert len(names) == 4
     assert names == {path.stem for path in figures.glob("*.svg")}
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert set(re.findall(r"!\[.+?\]\(report_figures/(.+?)\.png\)", text)) == names

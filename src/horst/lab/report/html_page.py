@@ -97,8 +97,8 @@ def page(sections: Sequence[Section]) -> str:
 </head>
 <body>
 <a class="skip" href="#results">Skip to the results</a>
-<header><h1>{TITLE}</h1><p>{escape(LEDE)}</p></header>
-{_contents(sections)}
+<header><h1>{TITLE}</h1>{f"<p>{escape(LEDE)}</p>" if len(sections) > 1 else ""}</header>
+{_contents(sections) if len(sections) > 1 else ""}
 <main id="results">
 {"".join(body)}
 </main>

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence, Sized
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,58 +13,55 @@ from horst.lab.report import paper
 from horst.lab.report.document import Content, Figure
 from horst.lab.report.figures import new_figure
 from horst.lab.report.quality_tables import quality_table
-from horst.lab.report.runs import LABELS, contender, finite, pairs, percent, perplexity_changes, spread
+from horst.lab.report.runs import LABELS, contender, finite, pairs, percent, short_label, spread
 from horst.lab.report.tables import Row, Table
-from horst.lab.report.transformer_figures import COLOURS, quality_against_sparsity
-from horst.lab.report.transformer_sections import BAND, SPREAD, curve_words, weights_figure
+from horst.lab.report.transformer_figures import COLOURS, quality_against_sparsity, weight_distributions
+from horst.lab.report.transformer_sections import BAND, SHAPES, SPREAD, curve_words, kurtosis_words
 
-OTHERS = ("horst", "horst-l1")
+Panels = list[tuple[str, Callable[..., Any]]]
+
+NOISE = "* is a difference within the spread over seeds."
+PANEL = (5.6, 3.9)
 
 
 def section(results: Sequence[Result]) -> Content:
-    """A sentence, a table and a figure for each part that is done."""
+    """The headline and its figure, a table for each part that is done, and the weights."""
     result = results[0]
     language, vision = (rows_of(result, part) for part in ("language", "vision"))
-    summary, tables, figures = [], [], []
+    tables = []
     if language:
         theirs = {name: (paper.TABLE6[name][0.0], paper.TABLE6[name][0.5]) for name in ("adamw", "horst")}
         caption = (
-            f"Perplexity of the GPT on held-out files after one-shot pruning; less is better. {SPREAD} The paper's "
-            f"GPT-2 small goes from {theirs['adamw'][0]:g} dense to {theirs['adamw'][1]:g} at 50% with AdamW, and from "
-            f"{theirs['horst'][0]:g} to {theirs['horst'][1]:g} with HORST."
+            f"Perplexity of the GPT on held-out files after one-shot pruning; less is better. {SPREAD} {NOISE} The "
+            f"paper's GPT-2 small goes from {theirs['adamw'][0]:g} dense to {theirs['adamw'][1]:g} at 50% with AdamW, "
+            f"and from {theirs['horst'][0]:g} to {theirs['horst'][1]:g} with HORST. The option l1, a soft threshold "
+            "after each step, is not the paper's."
         )
-        if any(row["optimizer"] == "horst-l1" for row in language):
-            caption += " The option l1, a soft threshold after each step, is not the paper's."
-        summary.append(language_words(result))
         tables.append(language_table(results).captioned(caption))
-        figures += [
-            Figure(
-                name="language",
-                draw=lambda: quality_against_sparsity(language),
-                caption=f"The GPT's perplexity against sparsity, on a logarithmic axis. {BAND}",
-                alt=f"Line chart of held-out perplexity against the share of zeros. {curve_words(language)}",
-            ),
-            weights_figure(
-                "weights", "The GPT's weights before pruning, first seed", result.curves["histograms"]["language"]
-            ),
-        ]
     if vision:
         small = {name: paper.TABLE1["DeiT-small"][name][0.9][0] for name in ("adamw", "horst")}
         caption = (
-            f"Test accuracy of the ViT trained with AC/DC; more is better. {SPREAD} The paper's DeiT-small, at 90% and "
-            f"learning rate 0.005, has {small['adamw']:g}% with AdamW and {small['horst']:g}% with HORST."
+            f"Test accuracy of the ViT with {vision[0]['sparsity']:.0%} zeros, trained with AC/DC; more is better. The "
+            f"paper's DeiT-small, at 90% and learning rate 0.005, has {small['adamw']:g}% with AdamW and "
+            f"{small['horst']:g}% with HORST."
         )
-        summary.append(vision_words(result))
         tables.append(vision_table(results).captioned(caption))
-        figures.append(
-            Figure(
-                name="vision",
-                draw=lambda: accuracy_by_rate(vision),
-                caption="The ViT's accuracy by learning rate; each dot is a seed, each stroke their mean.",
-                alt=f"Dots of test accuracy by learning rate. {vision_words(result)}",
-            )
-        )
-    return Content(summary=summary, tables=tables, figures=figures)
+    panels: Panels = []
+    words, alts = [], []
+    if language:
+        panels.append(("GPT, one-shot pruning", lambda axes: quality_against_sparsity(language, axes=axes)))
+        words.append(f"Perplexity on a logarithmic axis; less is better. {BAND}")
+        alts.append(f"Line chart of held-out perplexity against the share of zeros. {curve_words(language)}")
+    if vision:
+        panels.append((f"ViT, AC/DC to {vision[0]['sparsity']:.0%} zeros", lambda axes: accuracy_by_rate(vision, axes)))
+        words.append("Accuracy: more is better; each dot is a seed, each stroke their mean.")
+        alts.append(f"Dots of test accuracy by learning rate. {vision_words(result)}")
+    overview = Figure(name="overview", draw=lambda: beside(panels), caption=" ".join(words), alt=" ".join(alts))
+    return Content(
+        summary=[headline(result)] if language else [vision_words(result)],
+        tables=tables,
+        figures=[overview, *_weights(result.curves["histograms"])],
+    )
 
 
 def rows_of(result: Result, part: str) -> list[dict[str, Any]]:
@@ -72,15 +70,16 @@ def rows_of(result: Result, part: str) -> list[dict[str, Any]]:
 
 
 def language_table(results: Sequence[Result]) -> Table:
-    """Perplexity by optimizer and sparsity, over the seeds, and the differences of the means."""
+    """Perplexity by optimizer and sparsity, over the seeds, and HORST's difference to AdamW without and with l1."""
     rows = rows_of(results[0], "language")
     table = quality_table([dataclasses.replace(results[0], rows=rows)])
     lines = list(table.rows)
-    for name in OTHERS:
-        if change := perplexity_changes(rows, name):
-            levels = sorted({row["sparsity"] for row in rows})
-            words = [f"{change[level]:+.1%}" if level in change else "" for level in levels]
-            lines.append([f"{_name(rows, name)} against AdamW", "", *words])
+    levels = sorted({row["sparsity"] for row in rows})
+    for words, own in (("difference, HORST to AdamW", rows), ("difference, both with l1", _with_l1(rows))):
+        if found := pairs(own, "sparsity", "perplexity"):
+            changes = {at: f"{mean(horst) / mean(adamw) - 1:+.1%}" for at, (adamw, horst) in found.items()}
+            marks = {at: _noise(*both) for at, both in found.items()}
+            lines.append([words, "", *(changes.get(at, "") + marks.get(at, "") for at in levels)])
     return Table(columns=["perplexity per byte", *table.columns[1:]], rows=lines)
 
 
@@ -95,8 +94,9 @@ def vision_table(results: Sequence[Result]) -> Table:
         seeds = str(len({row["seed"] for row in own}))
         lines.append([name, seeds, *(spread(values, ".1f") if values else "" for values in cells)])
     if points := vision_points(results[0]):
-        words = [f"{points[lr]:+.1f}" if lr in points else "" for lr in rates]
-        lines.append(["HORST against AdamW, points", "", *words])
+        marks = {lr: _noise(*both) for lr, both in pairs(rows, "lr", "top1").items()}
+        words = [f"{points[lr]:+.1f}{marks[lr]}" if lr in points else "" for lr in rates]
+        lines.append(["difference in points", "", *words])
     return Table(columns=["accuracy in %", "seeds", *(f"learning rate {lr:g}" for lr in rates)], rows=lines)
 
 
@@ -106,21 +106,32 @@ def vision_points(result: Result) -> dict[float, float]:
     return {lr: 100 * (mean(horst) - mean(adamw)) for lr, (adamw, horst) in found.items()}
 
 
-def language_words(result: Result) -> str:
-    """The language part in a sentence: the sparsest models that are done."""
+def headline(result: Result) -> str:
+    """The sparsest language models in a sentence, the best first, for the seeds that all of them have."""
     rows = rows_of(result, "language")
-    found = {name: own for name in OTHERS if (own := pairs(rows, "sparsity", "perplexity", name))}
-    if not found:
+    level = max(row["sparsity"] for row in rows)
+    found: dict[str, dict[int, float]] = {}
+    for name in dict.fromkeys(row["optimizer"] for row in rows):
+        own = [row for row in rows if row["optimizer"] == name and row["sparsity"] == level]
+        if own and finite([row["perplexity"] for row in own]):
+            found[name] = {row["seed"]: row["perplexity"] for row in own}
+    seeds = set.intersection(*map(set, found.values())) if found else set()
+    if len(found) < 2 or not seeds or "adamw" not in found:
         return "No language model of both optimizers is done yet."
-    level = max(max(own) for own in found.values())
-    parts = []
-    for name in (name for name in found if level in found[name]):
-        adamw, other = found[name][level]
-        change = f"{mean(other) / mean(adamw) - 1:+.1%}{_doubt(adamw, other)}"
-        parts.append(f"{mean(other):.2f} with {_name(rows, name)} ({change})")
+    means = {name: mean(values[seed] for seed in seeds) for name, values in found.items()}
+    *first, last = (
+        f"{means[name]:.2f} with {short_label(name)}" for name in sorted(means, key=lambda name: means[name])
+    )
     pruned = f"With {level:.0%} of its weights pruned" if level else "Dense"
-    words = f"the GPT's mean perplexity is {mean(adamw):.2f} with AdamW and {', and '.join(parts)}"
-    return f"{pruned}, {words}{'; one seed' if len(adamw) == 1 else ''}."
+    dense = [row["perplexity"] for row in rows if row["optimizer"] == "adamw" and not row["sparsity"]]
+    before = f"; before pruning, AdamW has {mean(finite(dense)):.2f}" if level and finite(dense) else ""
+    return f"{pruned}, the GPT's mean perplexity is {', '.join(first)} and {last}{before}{_one_seed(seeds)}."
+
+
+def language_words(result: Result) -> str:
+    """What a terminal says below the language table: the headline, and what a star in the table means."""
+    starred = any("*" in cell for row in language_table([result]).rows for cell in row)
+    return headline(result) + (f" {NOISE}" if starred else "")
 
 
 def vision_words(result: Result) -> str:
@@ -131,17 +142,18 @@ def vision_words(result: Result) -> str:
         return "No vision model of both optimizers is done yet."
     parts = []
     for lr, (adamw, horst) in found.items():
-        parts.append(f"{100 * (mean(horst) - mean(adamw)):+.1f} at learning rate {lr:g}{_doubt(adamw, horst)}")
-    one = " (one seed)" if min(len(adamw) for adamw, _ in found.values()) == 1 else ""
-    zeros = f"{rows[0]['sparsity']:.0%} zeros"
-    return f"HORST's mean accuracy less AdamW's{one}, in points, with {zeros}: {'; '.join(parts)}."
+        doubt = ", within the spread over seeds" if _noise(adamw, horst) else ""
+        parts.append(f"{100 * (mean(horst) - mean(adamw)):+.1f} at learning rate {lr:g}{doubt}")
+    one = _one_seed(min((adamw for adamw, _ in found.values()), key=len))
+    return (
+        f"HORST's mean accuracy less AdamW's, in points, with {rows[0]['sparsity']:.0%} zeros: {'; '.join(parts)}{one}."
+    )
 
 
-def accuracy_by_rate(rows: Sequence[Row]) -> Any:
+def accuracy_by_rate(rows: Sequence[Row], axes: Any) -> None:
     """Accuracy by learning rate: every seed a dot, the mean a bar beneath."""
     rates = list(dict.fromkeys(row["lr"] for row in rows))
     names = list(dict.fromkeys(row["optimizer"] for row in rows))
-    figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
     for i, name in enumerate(names):
         axes.plot([], [], "o", color=COLOURS[name], alpha=0.7, label=LABELS[name])  # for the legend
         for j, lr in enumerate(rates):
@@ -156,15 +168,41 @@ def accuracy_by_rate(rows: Sequence[Row]) -> Any:
     axes.set_ylabel("test accuracy, %")
     axes.grid(alpha=0.3, axis="y", linewidth=0.5)
     axes.legend(fontsize=9, loc="lower right")
+
+
+def beside(panels: Panels) -> Any:
+    """One figure of panels side by side: each a title, and a function that draws on its axes."""
+    figure, axes = new_figure(1, len(panels), figsize=(PANEL[0] * len(panels), PANEL[1]))
+    for (title, draw), place in zip(panels, [axes] if len(panels) == 1 else axes, strict=True):
+        draw(axes=place)
+        place.set_title(title, fontsize=10)
     return figure
 
 
-def _name(rows: Sequence[Row], optimizer: str) -> str:
-    """The name of a contender with its strength."""
-    return next(contender(row) for row in rows if row["optimizer"] == optimizer)
+def _weights(histograms: Mapping[str, Any]) -> list[Figure]:
+    """The weights of both parts side by side; nothing where all runs broke down."""
+    titles = {"language": "GPT, before pruning", "vision": "ViT, weights that AC/DC kept"}
+    shown = {titles[part]: own for part, own in histograms.items() if own}
+    if not shown:
+        return []
+    panels: Panels = [(title, functools.partial(weight_distributions, own)) for title, own in shown.items()]
+    alts = [f"{title}: {kurtosis_words(own)}." for title, own in shown.items()]
+    caption = f"The weights of the first seed; density on a logarithmic axis. {SHAPES}"
+    alt = f"Densities of standardised weights, one curve per optimizer. Kurtosis: {' '.join(alts)}"
+    return [Figure(name="weights", draw=lambda: beside(panels), caption=caption, alt=alt)]
 
 
-def _doubt(adamw: Sequence[float], other: Sequence[float]) -> str:
-    """A difference no larger than the deviation over seeds must not be read as one."""
+def _with_l1(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows of AdamW and HORST with l1, named like those without."""
+    own = [row for row in rows if row["optimizer"].endswith("-l1")]
+    return [{**row, "optimizer": row["optimizer"].removesuffix("-l1")} for row in own]
+
+
+def _noise(adamw: Sequence[float], other: Sequence[float]) -> str:
+    """A star: a difference no larger than the deviation over seeds must not be read as one."""
     within = len(adamw) > 1 and abs(mean(other) - mean(adamw)) <= max(stdev(adamw), stdev(other))
-    return ", within the spread over seeds" if within else ""
+    return "*" if within else ""
+
+
+def _one_seed(values: Sized) -> str:
+    return "; one seed" if len(values) == 1 else ""

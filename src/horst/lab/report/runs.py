@@ -59,6 +59,16 @@ def contender(row: Row, *, tuned: Iterable[str] = ()) -> str:
     return label
 
 
+def short_label(optimizer: str) -> str:
+    """An optimizer's name without its strength.
+
+    Example:
+        >>> short_label("horst-l1"), short_label("unknown")
+        ('HORST and l1', 'unknown')
+    """
+    return LABELS.get(optimizer, optimizer) + (" and l1" if optimizer in ("adamw-l1", "horst-l1") else "")
+
+
 def by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each line of a figure over sparsity, by contender.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from horst.lab.report.figures import new_figure
-from horst.lab.report.runs import LABELS, by_level, by_line, contender, zeros
+from horst.lab.report.runs import LABELS, by_level, by_line, contender, short_label, zeros
 from horst.lab.report.tables import Row
 
 COLOURS = {
@@ -27,9 +27,9 @@ COLOURS = {
 STYLES = ("-", "--", ":", "-.")
 
 
-def quality_against_sparsity(rows: Sequence[Row], quality: str = "perplexity") -> Any:
-    """Figure 4: quality against actual zeros, one line per optimizer, a band over its seeds."""
-    figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
+def quality_against_sparsity(rows: Sequence[Row], quality: str = "perplexity", axes: Any = None) -> Any:
+    """Figure 4: quality against actual zeros, one line per optimizer, a band over its seeds; on given axes if any."""
+    figure, axes = (axes.figure, axes) if axes else new_figure(1, 1, figsize=(5.6, 3.9))
     lines = by_line(rows)
     for name, own in lines.items():
         measured = by_level(own, quality)
@@ -53,18 +53,19 @@ def quality_against_sparsity(rows: Sequence[Row], quality: str = "perplexity") -
     return figure
 
 
-def weight_distributions(histograms: Mapping[str, Mapping[str, Any]], title: str = "") -> Any:
+def weight_distributions(histograms: Mapping[str, Mapping[str, Any]], title: str = "", axes: Any = None) -> Any:
     """Figures 1 (left), 3 (left) and 8: densities of standardised weights on a logarithmic axis.
 
     Args:
         histograms: What :func:`horst.lab.experiments.weight_histogram.weight_histogram` returns, by label.
         title: Title above the figure.
+        axes: Axes to draw on; None makes a figure.
     """
-    figure, axes = new_figure(1, 1, figsize=(5.6, 3.9))
+    figure, axes = (axes.figure, axes) if axes else new_figure(1, 1, figsize=(5.6, 3.9))
     for i, (name, histogram) in enumerate(histograms.items()):
         edges, density = histogram["edges"], histogram["density"]
         middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-        label = f"{LABELS.get(name, name)} (kurtosis {histogram['kurtosis']:.1f})"
+        label = f"{short_label(name)} (kurtosis {histogram['kurtosis']:.1f})"
         colour = COLOURS.get(name, list(COLOURS.values())[i % len(COLOURS)])
         shown = [(x, y) for x, y in zip(middles, density, strict=True) if y > 0]
         axes.plot([x for x, _ in shown], [y for _, y in shown], color=colour, label=label, linewidth=1.3)

@@ -11,7 +11,7 @@ from horst.lab.experiments.result import Result
 from horst.lab.report import paper
 from horst.lab.report.document import Content, Figure
 from horst.lab.report.quality_tables import quality_table
-from horst.lab.report.runs import LABELS, by_level, by_line, contender, pairs, percent, perplexity_changes
+from horst.lab.report.runs import by_level, by_line, contender, pairs, percent, perplexity_changes, short_label
 from horst.lab.report.tables import Row, Table, level_name
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
 from horst.lab.report.transformer_tables import acdc_table, one_shot_table, speed_table, spread_table
@@ -103,13 +103,17 @@ def _perplexities(rows: Sequence[Row], method: str) -> Figure:
 
 def weights_figure(name: str, caption: str, histograms: Mapping[str, Row]) -> Figure:
     """The densities of standardised weights, one curve per optimizer."""
-    kurtoses = ", ".join(f"{LABELS.get(key, key)} {histogram['kurtosis']:.1f}" for key, histogram in histograms.items())
     return Figure(
         name=name,
         draw=lambda: weight_distributions(histograms),
         caption=f"{caption}; density on a logarithmic axis. {SHAPES}",
-        alt=f"Densities of standardised weights, one curve per optimizer. Kurtosis: {kurtoses}.",
+        alt=f"Densities of standardised weights, one curve per optimizer. Kurtosis: {kurtosis_words(histograms)}.",
     )
+
+
+def kurtosis_words(histograms: Mapping[str, Row]) -> str:
+    """The kurtosis of each optimizer's weights."""
+    return ", ".join(f"{short_label(name)} {histogram['kurtosis']:.1f}" for name, histogram in histograms.items())
 
 
 def _phases(runs: Sequence[Row]) -> Figure:
