@@ -85,7 +85,7 @@ def _check_lists(config: Any) -> None:
 def _check_effect(config: Any, arguments: Sequence[str]) -> None:
     """Refuse options that were given and change nothing."""
     given = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    parts = [part for part in (config, getattr(config, "run", None)) if hasattr(part, "without_effect")]
+    parts: list[Any] = [part for part in (config, getattr(config, "run", None)) if hasattr(part, "without_effect")]
     for name, why in [entry for part in parts for entry in part.without_effect().items()]:
         words = name.replace("_", "-")
         if found := {f"--{words}", f"--no-{words}"} & given:
