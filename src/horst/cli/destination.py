@@ -131,11 +131,11 @@ def _stopped_by_signal() -> Iterator[None]:
         return
     names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP; nohup ignores it
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    previous = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    previous = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     try:
-        for number, handler in previous.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, stop)
+        for number in previous:
+            signal.signal(number, stop)
         yield
     finally:
         for number, handler in previous.items():
