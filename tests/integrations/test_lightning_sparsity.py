@@ -1,5 +1,6 @@
 """The Lightning callback: the same masks as a hand-written loop, restarts, accumulation, averages."""
 
+import pathlib
 import subprocess
 import sys
 
@@ -181,3 +182,11 @@ def test_a_missing_package_names_its_extra(module, package, extra):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert f'pip install "horst-optim[{extra}]"' in result.stderr
+
+
+def test_lightning_saves_and_resumes_masks_under_fsdp2(tmp_path):
+    """One file, and one per rank. Lightning starts the second process itself."""
+    worker = pathlib.Path(__file__).parent / "lightning_fsdp2_worker.py"
+    command = [sys.executable, str(worker), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.count("resumed both") == 2, done.stdout + done.stderr

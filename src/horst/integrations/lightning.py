@@ -76,16 +76,21 @@ class SparsityCallback(Callback):
             self.sparsifier.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Part of Lightning's checkpoint."""
-        if self.sparsifier is None:
-            return {}
-        if self.sparsifier.is_sharded:
-            raise NotImplementedError(
-                "Lightning saves callbacks on rank 0 only, but each rank holds its own part of the masks. "
-                "Save callback.sparsifier.state_dict() on every rank yourself."
-            )
-        return self.sparsifier.state_dict()
+        """Part of Lightning's checkpoint, which rank 0 writes: what is sharded (FSDP2) is gathered by all ranks."""
+        return {} if self.sparsifier is None else dict(_gathered(self.sparsifier.state_dict()))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until the optimizers are there."""
         self._restored = state_dict or None
+
+
+def _gathered(state: Any) -> Any:
+    """A nested state with whole tensors, on the CPU, in place of DTensors."""
+    if isinstance(state, dict):
+        return {key: _gathered(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_gathered(value) for value in state]
+    if not hasattr(state, "full_tensor"):
+        return state
+    # The best models lie on the CPU, where a GPU's processes cannot gather.
+    return state.to(state.device_mesh.device_type).full_tensor().cpu()
