@@ -6,6 +6,7 @@ The words and the stubs for all real work are those of tests/cli/test_any_words.
 """
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -51,6 +52,18 @@ def wrong_with(words: list[str], folder: Path) -> str:
     return ""
 
 
+def warm_up(folder: Path) -> None:
+    """Let every command refuse a broken model here, so that no fork spends its 10 s on importing libraries."""
+    folder.mkdir()
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        any_words.make_the_broken_things()
+        for command in any_words.COMMANDS:
+            horst([command, "broken", "--out", "new"])
+            horst([command, "broken"])
+    os.chdir(folder.parent)
+
+
 def main() -> None:
     root, count, start = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     root.mkdir(parents=True, exist_ok=True)
@@ -76,6 +89,7 @@ def main() -> None:
     )
     stubs = contextlib.contextmanager(any_words._nothing_does_real_work._get_wrapped_function())
     with stubs():
+        warm_up(root / "warm")
         for chunk in range(10 * count):
             if report["cases"] >= count:
                 break
