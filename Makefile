@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: install quickstart test test-slow test-gpu lint types docs check bench-cpu clean
+.PHONY: install quickstart test test-slow test-gpu soak lint types docs check bench-cpu clean
 
 install: $(VENV)/.installed-dev
 
@@ -33,6 +33,9 @@ test-slow: install  ## the tests that take minutes each
 
 test-gpu: install  ## the same kernel tests on a CUDA device
 	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers tests/lab/models tests/lab/data tests/pruning tests/export tests/lab/training -q
+
+soak: install  ## SIGKILLs, fuzzed command lines and files by the thousand; an hour, not in CI; SOAK="--kills 20" for fewer
+	$(TEST_ENV) $(BIN)/python tests/soak/run.py $(SOAK)
 
 lint: install
 	$(BIN)/ruff check .
