@@ -288,7 +288,7 @@ def test_a_long_memory_of_squared_gradients_gets_a_smaller_rate(beta2, rate):
 def test_each_group_has_the_rate_of_its_own_memory_and_an_optimizer_without_one_the_largest():
     net = model()
     groups = [{"params": [net[0].weight]}, {"params": [net[2].weight], "betas": BETAS}]
-    short, long = (HORST(groups, lr=1e-2, alpha="auto").param_groups[i]["alpha"] for i in (1, 0))
+    long, short = (group["alpha"] for group in HORST(groups, lr=1e-2, alpha="auto").param_groups)
     assert long == pytest.approx(MAX_NOISE_IN_LOG * math.sqrt(1e-3) / 1e-2)
     assert short == pytest.approx(MAX_RATE / 1e-2)
     muon = torch.optim.Muon([nn.Parameter(torch.full((4, 4), 0.2))], lr=1e-2, adjust_lr_fn="match_rms_adamw")

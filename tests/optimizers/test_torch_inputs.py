@@ -13,6 +13,7 @@ from horst import HAM, HORST
 pytest.importorskip("expecttest", reason="torch.testing._internal needs it")
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("CUDA_HOME", "")  # else it warns where there is no GPU
+    patch.setattr(torch.backends, "disable_global_flags", lambda: None)  # which would hold for all other tests
     from torch.testing._internal.common_optimizers import get_error_inputs_for_all_optims, optim_inputs_func_adamw
 
 pytestmark = pytest.mark.filterwarnings("default:optimizer parameters need to be organized:FutureWarning")
