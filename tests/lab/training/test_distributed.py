@@ -135,6 +135,12 @@ def test_on_as_many_processes_a_resumed_run_is_the_same_bit_for_bit(kind, runs):
     assert read_metrics(runs / f"acdc-{kind}") == read_metrics(runs / f"acdc-{kind}-then-{kind}")
 
 
+def test_a_resumed_run_goes_on_with_the_sum_of_losses_of_each_rank(runs):
+    for name in ("far-apart", "far-apart-resumed"):
+        (loss,) = [line["loss"] for line in read_metrics(runs / name) if "loss" in line]
+        assert loss == (2.0**24 + 0.0 + 1.0 + 1.0) / 4  # 0.5 less if the ranks went on with their mean
+
+
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(runs):
     errors = [json.loads((runs / "stopped" / f"error{rank}.json").read_text()) for rank in (0, 1)]
     assert errors[0] == errors[1]
@@ -143,6 +149,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(runs):
     assert errors[0]["text"].startswith("stopped after step 7")
     for name, weight in final(runs / "stopped-then-ddp")["weights"].items():
         assert torch.equal(weight, final(runs / "acdc-ddp")["weights"][name])
+    assert read_metrics(runs / "stopped-then-ddp") == read_metrics(runs / "acdc-ddp")
 
 
 def test_a_full_disk_at_one_rank_stops_all_and_leaves_the_last_good_checkpoint(runs):

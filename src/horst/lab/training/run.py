@@ -151,7 +151,8 @@ class Run:
         self.step = self.checkpoint_step = saved["step"]
         self.checkpoint = path
         self.evaluated_at, self.evaluation = saved["evaluated_at"], saved["evaluation"]
-        self.loss_sum.copy_(saved["loss_sum"])
+        sums = saved["loss_sum"]  # by rank; as many ranks as then go on with their own, others with the mean
+        self.loss_sum.copy_(sums[rank()] if sums.shape == (world_size(),) else sums.mean())
         self.loss_steps = saved["loss_steps"]
         self.speed.add(saved["seconds"])
         checkpoint.restore_random_state(path)
@@ -295,8 +296,7 @@ class Run:
                 "average": None if self.average is None else self.average.averages,
                 "evaluated_at": self.evaluated_at,
                 "evaluation": self.evaluation,
-                # Ranks read it together later: what they have added up so far counts for all.
-                "loss_sum": sum_over_ranks(self.loss_sum.clone()) / world_size(),
+                "loss_sum": self._loss_sums(),
                 "loss_steps": self.loss_steps,
                 "seconds": self.speed.seconds,
                 "metrics_position": self._with_metrics(lambda metrics: metrics.position),
@@ -310,6 +310,12 @@ class Run:
             )
             self.checkpoint_step = self.step
         return self.checkpoint
+
+    def _loss_sums(self) -> Tensor:
+        """Every rank's sum of losses: a resumed run that added to their mean would round its next loss differently."""
+        sums = self.loss_sum.new_zeros(world_size())
+        sums[rank()] = self.loss_sum
+        return sum_over_ranks(sums)
 
     def _check_finite(self) -> None:
         """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""
