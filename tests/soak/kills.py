@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "lab" / "training"))
+sys.path.append(str(Path(__file__).parents[1] / "training"))
 
 import forks
 import torch
@@ -29,7 +29,7 @@ import torch.distributed.device_mesh
 import torch.distributed.fsdp
 from toy_runs import read_metrics, toy_run
 
-from horst.lab.training import processes
+from horst.training import processes
 
 COUNTED = ("kills", "runs", "interruptions", "with_a_checkpoint", "lost", "different")
 LOST = 120.0  # seconds after which a resumed run that does not end counts as lost

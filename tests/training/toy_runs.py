@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from horst import HORST, sparsity
-from horst.lab.training import LoopConfig, OneCycle, Task, TrainResult, perplexity, train
-from horst.lab.training.distributed import parallelize, rank, world_size
 from horst.parameters.sharding import sum_over_ranks
+from horst.training import LoopConfig, OneCycle, Task, TrainResult, perplexity, train
+from horst.training.distributed import parallelize, rank, world_size
 
 WIDTH = 8
 

@@ -24,9 +24,9 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 from toy_runs import ToyData, toy_run
 
-from horst.lab.training import Interrupted, LoopConfig, Task, accuracy, interruption, processes, train
-from horst.lab.training.distributed import on_every_rank, rank
-from horst.lab.training.metrics import MetricsLog
+from horst.training import Interrupted, LoopConfig, Task, accuracy, interruption, processes, train
+from horst.training.distributed import on_every_rank, rank
+from horst.training.metrics import MetricsLog
 
 
 def signal_to_rank_1() -> None:

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from horst import fields
 from horst.files import locked
-from horst.lab import fields
-from horst.lab.training import checkpoint
-from horst.lab.training.averages import ExponentialAverage
-from horst.lab.training.config import LoopConfig
-from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, reshard, whole_tensor, world_size
-from horst.lab.training.interruption import AgreedStop, StopRequest
-from horst.lab.training.lr_schedules import LRSchedule, set_learning_rate
-from horst.lab.training.metrics import MetricsLog
-from horst.lab.training.progress import ProgressBar, Stopwatch
-from horst.lab.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
-from horst.lab.training.task import Objective, Task
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import local_shard, sum_over_ranks
 from horst.sparsity import IMP, Sparsifier
 from horst.sparsity.controller import Event
+from horst.training import checkpoint
+from horst.training.averages import ExponentialAverage
+from horst.training.config import LoopConfig
+from horst.training.distributed import on_every_rank, on_rank_0, rank, reshard, whole_tensor, world_size
+from horst.training.interruption import AgreedStop, StopRequest
+from horst.training.lr_schedules import LRSchedule, set_learning_rate
+from horst.training.metrics import MetricsLog
+from horst.training.progress import ProgressBar, Stopwatch
+from horst.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
+from horst.training.task import Objective, Task
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Run:
-    """A run under way: what it is made of, and how far it has come. :func:`horst.lab.training.loop.train` drives it."""
+    """A run under way: what it is made of, and how far it has come. :func:`horst.training.loop.train` drives it."""
 
     def __init__(
         self,
