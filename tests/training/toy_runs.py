@@ -49,6 +49,20 @@ class Toy(nn.Module):
         return self.head(x)
 
 
+class ToyWithStatistics(Toy):
+    """A running mean of the rows that a rank saw, used in evaluation alone, as that of batch normalisation."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x - self.mean)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return super().forward(x)
+
+
 class ToyData:
     """Batch k is drawn by a generator seeded with k; rank r has the r-th part of its rows."""
 
@@ -156,11 +170,13 @@ def toy_run(
     dropout: float = 0.1,
     kind: Literal["ddp", "fsdp"] = "ddp",
     text: bool = False,
+    statistics: bool = False,
     device: str = "cpu",
 ) -> tuple[dict[str, Tensor], TrainResult]:
     """Train, alone or with the other processes there are; the final weights, whole, and the result."""
     torch.manual_seed(3)
-    model = parallelize(ToyLM() if text else Toy(dropout), kind, device)
+    toy = ToyWithStatistics if statistics else Toy
+    model = parallelize(ToyLM() if text else toy(dropout), kind, device)
     opt = make_optimizer(optimizer, model.parameters())
     sparsifier = make_sparsifier(method, model, opt)
     task = (text_task if text else toy_task)(model, rank(), world_size())

@@ -22,7 +22,15 @@ from horst.sparsity.controller import Event
 from horst.training import checkpoint
 from horst.training.averages import ExponentialAverage
 from horst.training.config import LoopConfig
-from horst.training.distributed import on_every_rank, on_rank_0, rank, reshard, whole_tensor, world_size
+from horst.training.distributed import (
+    on_every_rank,
+    on_rank_0,
+    rank,
+    reshard,
+    take_from_rank_0,
+    whole_tensor,
+    world_size,
+)
 from horst.training.interruption import AgreedStop, StopRequest
 from horst.training.lr_schedules import LRSchedule, set_learning_rate
 from horst.training.metrics import MetricsLog
@@ -80,6 +88,7 @@ class Run:
         self.model = task.model.train()
         self.tensors = named_tensors(self.model)
         self.names = {id(tensor): name for name, tensor in self.tensors.items()}
+        self.buffers = [t for t in self.tensors.values() if not isinstance(t, nn.Parameter)]
         self.params = [p for group in optimizer.param_groups for p in group["params"]]
         self.device = next(self.model.parameters()).device
         self.average: ExponentialAverage | None = None
@@ -187,6 +196,7 @@ class Run:
         if self.config.clip_norm is not None:
             self.gradient_norm = nn.utils.clip_grad_norm_(self.params, self.config.clip_norm)
         self.optimizer.step()
+        take_from_rank_0(self.buffers)  # running statistics of each rank's own rows: evaluated and saved are these
         event = None if self.sparsifier is None else self.sparsifier.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:

@@ -75,7 +75,7 @@ class Objective:
         self._reducer = task.model
         if world_size() > 1 and not is_sharded(task.model):
             devices = [device.index] if device.type == "cuda" else None
-            self._reducer = module = nn.parallel.DistributedDataParallel(module, device_ids=devices)
+            self._reducer = module = nn.parallel.DistributedDataParallel(module, devices, broadcast_buffers=False)
         self._compute: Callable[[Tensor, Tensor], Tensor] = module
         if config.compile != "off" and (config.compile != "auto" or device.type == "cuda"):
             torch.compiler.reset()  # else the ninth run of a process meets the compiler's limit and stays uncompiled
