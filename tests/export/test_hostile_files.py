@@ -1,6 +1,7 @@
 """Files that lie: every one is refused with an error of ours, and the model is left alone."""
 
 import json
+import os
 import pickle
 import zlib
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from horst.export import InvalidFileError, load_sparse, read_metadata, save_sparse
+from horst.export.sparse_safetensors import read_dtypes
 from horst.files import path_inside
 
 
@@ -261,3 +263,10 @@ def test_links_of_the_hugging_face_cache_are_followed(tmp_path):
     (blobs / "abc").write_text("x")
     (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
     assert path_inside(snapshot, "model.safetensors").read_text() == "x"
+
+
+@pytest.mark.parametrize("read", [load_sparse, read_metadata, read_dtypes])
+def test_a_pipe_is_refused_and_not_waited_for(read, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidFileError, match="pipe is a pipe or a device; a sparse file must be a plain one"):
+        read(tmp_path / "pipe")

@@ -9,6 +9,7 @@ import copy
 import pathlib
 import statistics
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +142,9 @@ def _sparse_safetensors(model: nn.Module, call: _Call, folder: pathlib.Path) -> 
 
 def _sparse_linear(model: nn.Module, call: _Call, folder: pathlib.Path) -> _Built:
     tokens = _tokens_seen(model, call)
-    sparse = sparsify(copy.deepcopy(model), tokens=tokens or (1,))
+    with warnings.catch_warnings():  # the note below says how many layers it converts
+        warnings.filterwarnings("ignore", message="sparsify.. converted none")
+        sparse = sparsify(copy.deepcopy(model), tokens=tokens or (1,))
     layers = [module for module in sparse.modules() if isinstance(module, SparseLinear)]
     weights = sum(layer.in_features * layer.out_features for layer in layers)
     share = weights / max(sum(p.numel() for p in model.parameters()), 1)

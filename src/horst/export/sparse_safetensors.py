@@ -38,7 +38,7 @@ from horst.export.safetensors_header import (
     shorten,
 )
 from horst.export.sparse_linear import SparseLinear, sparsify
-from horst.files import PathLike, whole_file
+from horst.files import InvalidFileError, PathLike, whole_file
 from horst.parameters.kinds import clean_name
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def load_sparse(
         raise ValueError("sparse=True turns the layers of a model into their sparse form: give the model, too.")
     path = pathlib.Path(path)
     state: dict[str, Tensor] = {}
-    with open(path, "rb") as file:
+    with _open(path) as file:
         header = read_header(file, path)
         index, tied = read_index(header, path)
         check_data(file, header, index, path)
@@ -167,9 +167,17 @@ def read_dtypes(path: PathLike) -> dict[str, torch.dtype]:
 
 
 def _header(path: pathlib.Path) -> tuple[Header, dict[str, Stored], dict[str, str]]:
-    with open(path, "rb") as file:
+    with _open(path) as file:
         header = read_header(file, path)
     return header, *read_index(header, path)
+
+
+def _open(path: pathlib.Path) -> BinaryIO:
+    if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe waits for a writer
+        raise InvalidFileError(
+            f"{path} is a pipe or a device; a sparse file must be a plain one. Copy it to disk first."
+        )
+    return open(path, "rb")
 
 
 def _named_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
