@@ -46,7 +46,7 @@ Alpha = float | Literal["auto"]
 AUTO = "auto"
 BOUNDS = ("max_exponent", "max_scale", "max_step")
 MAX_RATE = 0.1
-MAX_NOISE_IN_LOG = 0.5
+NOISE_IN_LOG = 0.2
 MAX_SCALE_PER_RMS = 16.0
 MAX_MIRROR_PER_ADAM = 4.0
 
@@ -105,8 +105,8 @@ class AutoAlpha:
             )
         clipped = 0.0  # the largest learning rate that is
         for group, lr in zip(waiting, peaks, strict=True):
-            _, beta2 = group.get("betas", (0.0, 0.0))  # an optimizer without them divides by no mean
-            rate = min(MAX_RATE, 1 / math.sqrt(width), MAX_NOISE_IN_LOG * math.sqrt(1 - float(beta2)))
+            _, beta2 = group.get("betas", (0.0, 0.95))
+            rate = NOISE_IN_LOG * math.sqrt(1 - float(beta2))
             if group[self._max_step] is None:
                 group[self._max_step] = MAX_RATE * size
                 clipped = max(clipped, lr if lr > MAX_RATE * size else 0.0)
