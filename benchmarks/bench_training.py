@@ -4,7 +4,7 @@
     python benchmarks/bench_training.py --tiny                                # small models, anywhere
 
 The plain loop is what one would write for nanoGPT: the same model, logits and cross-entropy in one piece, autocast,
-``torch.compile``, clipping, fused AdamW. Ours is ``horst.lab.training`` with AdamW and with HORST. Data is random and
+``torch.compile``, clipping, fused AdamW. Ours is ``horst.training`` with AdamW and with HORST. Data is random and
 lives on the device, so that the loops are compared and not the disks. Rates leave out the first steps, which compile.
 """
 
@@ -26,7 +26,7 @@ from horst.lab.baselines.contenders import Optimization
 from horst.lab.experiments.result import Result, environment
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import LoopConfig, Task, train
+from horst.training import LoopConfig, Task, train
 
 WARM_UP = 10  # steps whose time is not counted
 
@@ -90,7 +90,7 @@ def plain_loop(model: nn.Module, loss: Any, data: Fixed, steps: int, units: int)
 
 
 def our_loop(model: nn.Module, loss: Any, data: Fixed, steps: int, units: int, optimizer: Any) -> float:
-    """Units a second of ``horst.lab.training``."""
+    """Units a second of ``horst.training``."""
     task = Task(model=model, loss=loss, train=data, evaluate=lambda _: {}, units_per_row=units // len(data.inputs))
     config = LoopConfig(clip_norm=1.0, log_every=WARM_UP, checkpoint_every=None)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def bench(options: argparse.Namespace) -> list[dict[str, Any]]:
             runs: dict[str, Callable[[nn.Module], float]] = {
                 "plain loop, AdamW": lambda model, p=plain, d=data, u=units: plain_loop(model, p, d, options.steps, u),
                 **{
-                    f"horst.lab.training, {contender}": lambda model, o=ours, d=data, u=units, c=contender: our_loop(
+                    f"horst.training, {contender}": lambda model, o=ours, d=data, u=units, c=contender: our_loop(
                         model, o, d, options.steps, u, c
                     )
                     for contender in ("adamw", "horst")

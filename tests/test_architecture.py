@@ -12,10 +12,10 @@ import horst
 ROOT = pathlib.Path(horst.__file__).parent
 # A folder may import those before it, never those after it.
 ORDER = [
-    "extras", "files", "user_warnings", "parameters", "operators", "kernels", "optimizers", "sparsity", "pruning",
-    "export", "integrations", "lab", "cli",
+    "extras", "fields", "files", "user_warnings", "parameters", "operators", "kernels", "optimizers", "sparsity",
+    "pruning", "export", "training", "integrations", "lab", "cli",
 ]  # fmt: skip
-LAB = ["models", "baselines", "data", "training", "experiments", "report"]  # of these, the same
+LAB = ["models", "baselines", "data", "experiments", "report"]  # of these, the same
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -141,14 +141,14 @@ def short_attention_table(results: Sequence[Result]) -> Table:
 def training_speed_table(results: Sequence[Result]) -> Table:
     """Units per second of a plain loop and of ours, with AdamW and with HORST, one row per model and setting."""
     rows = results[0].rows
-    loops = ("plain loop, AdamW", "horst.lab.training, adamw", "horst.lab.training, horst")
+    loops = ("plain loop, AdamW", "horst.training, adamw", "horst.training, horst")
     lines = []
     for what, settings in dict.fromkeys((row["what"], row["settings"]) for row in rows):
         rate = {row["loop"]: row["rate"] for row in rows if (row["what"], row["settings"]) == (what, settings)}
         cost = rate[loops[1]] / rate[loops[2]] - 1
         lines.append([what, settings, *(number(rate[loop], ",.0f") for loop in loops), number(cost, "+.1%")])
-    columns = ["per second", "settings", "plain loop, AdamW", "`horst.lab.training`, AdamW"]
-    return Table(columns=[*columns, "`horst.lab.training`, HORST", "HORST costs"], rows=lines)
+    columns = ["per second", "settings", "plain loop, AdamW", "`horst.training`, AdamW"]
+    return Table(columns=[*columns, "`horst.training`, HORST", "HORST costs"], rows=lines)
 
 
 def kept_weights_figure(results: Sequence[Result]) -> Any:

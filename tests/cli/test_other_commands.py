@@ -20,8 +20,8 @@ from horst.cli.output import number, table
 from horst.export.comparison import FORMS
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result, environment
-from horst.lab.training.interruption import Interrupted
 from horst.pruning.one_shot import METHODS
+from horst.training.interruption import Interrupted
 
 
 def test_help_needs_no_torch():

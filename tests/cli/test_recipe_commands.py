@@ -16,7 +16,7 @@ import pytest
 from horst.cli import sweep
 from horst.lab.experiments.recipes import RECIPES, Recipe
 from horst.lab.experiments.result import Result
-from horst.lab.training import checkpoint
+from horst.training import checkpoint
 
 TINY = [
     "--scale", "cpu", "--data", "tokens", "--steps", 4, "--batch-size", 2, "--warmup-steps", 1, "--layers", 3,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("export", "lab/training"))
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("export", "training"))
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import forks
@@ -35,7 +35,7 @@ from horst.export import InvalidFileError, load_sparse, save_sparse
 from horst.lab.data.token_files import open_tokens
 from horst.lab.data.tokenization import write_token_files
 from horst.lab.report import html  # noqa: F401
-from horst.lab.training.checkpoint import CheckpointError
+from horst.training.checkpoint import CheckpointError
 
 HANG = 10.0
 WRONG = 71  # exit code: something else came out than was written

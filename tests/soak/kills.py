@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "lab" / "training"))
+sys.path.append(str(Path(__file__).parents[1] / "training"))
 
 import forks
 import torch
@@ -29,7 +29,7 @@ import torch.distributed.device_mesh
 import torch.distributed.fsdp
 from toy_runs import read_metrics, toy_run
 
-from horst.lab.training import processes
+from horst.training import processes
 
 COUNTED = ("kills", "runs", "interruptions", "with_a_checkpoint", "lost", "different")
 LOST = 120.0  # seconds after which a resumed run that does not end counts as lost
@@ -108,6 +108,18 @@ def interrupt(folder: Path, kind: dict, seconds: float, chance: random.Random) -
     return killed, (folder / "digest").exists()
 
 
+def different(folder: Path, expected: str, metrics: list) -> str:
+    """What a run that ended has otherwise than the uninterrupted one, if anything."""
+    found = []
+    if (folder / "digest").read_text() != expected:
+        found.append("other bytes of the weights")
+    lines = read_metrics(folder)
+    if lines != metrics:
+        line, right = next(pair for pair in itertools.zip_longest(lines, metrics) if pair[0] != pair[1])
+        found.append(f"other metrics, first {line} instead of {right}")
+    return "; ".join(found)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     root, count, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -140,9 +152,8 @@ def main() -> None:
         wrong = finish(folder, kind)  # of a run that had ended, it must give the same once more
         if wrong:
             entry["lost"] += 1
-        elif (folder / "digest").read_text() != expected or read_metrics(folder) != metrics:
+        elif wrong := different(folder, expected, metrics):
             entry["different"] += 1
-            wrong = "other bytes or other metrics than the uninterrupted run"
         if wrong:
             failures.append({"part": "kills", "seed": seed, "run": number, "kind": kind, "what": wrong})
         else:

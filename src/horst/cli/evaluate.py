@@ -65,7 +65,7 @@ def _perplexity(loaded: LoadedModel, options: Options, device: torch.device) -> 
     from horst.cli.texts import choose_context, token_file
     from horst.lab.data.token_batches import evaluation_batches
     from horst.lab.data.token_files import open_tokens
-    from horst.lab.training import perplexity
+    from horst.training import perplexity
 
     name = type(loaded.model).__name__
     if loaded.is_transformers and not name.endswith(("ForCausalLM", "LMHeadModel")):
@@ -91,7 +91,7 @@ def _perplexity(loaded: LoadedModel, options: Options, device: torch.device) -> 
 
 def _accuracy(loaded: LoadedModel, options: Options, device: torch.device) -> dict[str, Any]:
     from horst.cli.images import evaluation_images, open_images
-    from horst.lab.training import accuracy
+    from horst.training import accuracy
 
     images = open_images(
         options.data, loaded, batch_size=options.batch_size or 256, device=device, workers=options.workers

@@ -239,8 +239,8 @@ def _build_timm(path: Path, config: dict[str, Any]) -> nn.Module:
 def _load_run(path: Path) -> LoadedModel:
     """A run of ours: what was trained stands in ``outcome.json``, the weights in the newest checkpoint."""
     from horst.lab.models.gpt2 import GPT2, GPT2Config
-    from horst.lab.training.checkpoint import find_checkpoint, trained_weights
-    from horst.lab.training.run_state import load_tensors, named_tensors
+    from horst.training.checkpoint import find_checkpoint, trained_weights
+    from horst.training.run_state import load_tensors, named_tensors
 
     if not (path / "outcome.json").is_file():
         raise InvalidFileError(

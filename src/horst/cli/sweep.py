@@ -130,7 +130,7 @@ def _here(options: Any, cells: dict[str, Any]) -> Generator[_Done, None, None]:
     """Each job in a process of its own, so many at a time; a signal to this process ends them all."""
     import torch
 
-    from horst.lab.training.interruption import StopRequest
+    from horst.training.interruption import StopRequest
 
     devices = torch.cuda.device_count() if options.jobs > 1 else 0
     threads = max(1, torch.get_num_threads() // options.jobs)

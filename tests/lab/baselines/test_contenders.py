@@ -13,8 +13,8 @@ from horst.lab.data.tokenization import tokenize
 from horst.lab.experiments import language_model
 from horst.lab.experiments.language_model import LanguageConfig, train_language_model
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import LoopConfig, processes
 from horst.sparsity import find_layers
+from horst.training import LoopConfig, processes
 
 SHAPE = GPT2Config(layers=2, heads=2, width=16, context=16, vocabulary=257)
 NAMES = get_args(Name)

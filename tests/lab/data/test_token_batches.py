@@ -1,9 +1,12 @@
 """The training order and the evaluation windows: every property that resuming and scaling rest on."""
 
+import contextlib
 import itertools
 import json
 import math
 import pathlib
+import re
+import shutil
 import tempfile
 
 import numpy as np
@@ -217,8 +220,9 @@ def test_a_foreign_file_is_refused(tmp_path):
     ("change", "message"),
     [
         ({"version": 2}, "has version 2, this code reads 1. Tokenize anew"),
-        ({"dtype": "float64"}, r"is incomplete: missing \[\], dtype 'float64'"),
-        ({"splits": {"val": {}}}, r"train\.bin is not one of the files of its meta\.json: val\.bin"),
+        ({"dtype": "float64"}, "has dtype 'float64'; it must be uint16 or uint32. Tokenize anew"),
+        ({"end_of_text": 10**30}, r"has end_of_text 10{30}, which must lie in its vocabulary, \[0, 1000000\)"),
+        ({"splits": {"val": {"tokens": 1, "documents": 1}}}, r"train\.bin is not one of .*meta\.json: val\.bin"),
         ({"splits": {"train": {"tokens": 99, "documents": 1}}}, "has 400 bytes, but its meta.json promises 99 tokens"),
         ({"dtype": "uint16"}, "has 400 bytes, but its meta.json promises 100 tokens of 2 bytes"),
     ],
@@ -229,6 +233,57 @@ def test_a_meta_that_disagrees_is_refused(tmp_path, change, message):
     meta.write_text(json.dumps(json.loads(meta.read_text()) | change))
     with pytest.raises(ValueError, match=message):
         open_tokens(path)
+
+
+def changed_meta(path, places, value):
+    """The file's meta.json with another value there; the names of what holds it go before."""
+    meta = json.loads(path.with_name("meta.json").read_text())
+    holder = meta
+    for key in places[:-1]:
+        holder = holder[key]
+    holder[places[-1]] = value
+    return json.dumps(meta)
+
+
+@pytest.mark.parametrize(
+    ("places", "value", "message"),
+    [
+        (["tokenizer"], 3, "tokenizer must be a string, got 3"),
+        (["vocabulary"], 1e8, "vocabulary must be a whole number, got 100000000.0"),
+        (["end_of_text"], True, "end_of_text must be a whole number, got True"),
+        (["dtype"], {}, "dtype must be a string, got {}"),
+        (["splits"], 0, "splits must be an object, got 0"),
+        (["splits", "train"], "../x", "splits.train must be an object, got '../x'"),
+        (["splits", "val"], None, "splits.val must be an object, got None"),
+        (["splits", "train"], {"documents": 1}, "splits.train.tokens must be a whole number, got nothing"),
+        (["splits", "train", "tokens"], [], "splits.train.tokens must be a whole number, got []"),
+        (["splits", "train", "documents"], "1", "splits.train.documents must be a whole number, got '1'"),
+    ],
+)
+def test_a_meta_with_a_value_of_another_type_is_refused(tmp_path, places, value, message):
+    path = write(tmp_path / "tokens", np.arange(100))
+    path.with_name("meta.json").write_text(changed_meta(path, places, value))
+    with pytest.raises(ValueError, match=re.escape(f"meta.json is damaged: {message}. Tokenize anew.")):
+        open_tokens(path)
+
+
+@given(
+    places=st.sampled_from(
+        [[key] for key in ("format", "version", "tokenizer", "vocabulary", "end_of_text", "dtype", "splits")]
+        + [["splits", "train"], ["splits", "train", "tokens"], ["splits", "train", "documents"]]
+    ),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["train", "tokens", "documents", "x"]), inner),
+    ),
+)
+def test_a_meta_with_any_value_in_it_is_read_or_refused(places, value):
+    path = places_file(40)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copy(path, folder)
+        pathlib.Path(folder, "meta.json").write_text(changed_meta(path, places, value))
+        with contextlib.suppress(ValueError):  # the file holds what it held, whatever the rest of meta.json says
+            assert open_tokens(copy).tokens.tolist() == list(range(40))
 
 
 def test_a_file_that_was_cut_short_is_refused(tmp_path):

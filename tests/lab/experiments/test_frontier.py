@@ -22,8 +22,8 @@ from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result
 from horst.lab.experiments.weight_histogram import weight_spread
 from horst.lab.models.deit import DeiTConfig
-from horst.lab.training import NonFiniteLoss
 from horst.optimizers import auto_alpha
+from horst.training import NonFiniteLoss
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from horst.lab.experiments.result import to_json
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import CheckpointError, World
-from horst.lab.training.checkpoint import find_checkpoint
+from horst.training import CheckpointError, World
+from horst.training.checkpoint import find_checkpoint
 
 
 def changed(config, **changes):

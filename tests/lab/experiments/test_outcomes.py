@@ -35,7 +35,7 @@ def test_a_damaged_outcome_is_named_and_computed_again(tmp_path, caplog, content
 RANKS = """
 import pathlib, sys
 from horst.lab.experiments.outcomes import load_or_run
-from horst.lab.training import processes
+from horst.training import processes
 
 with processes("cpu") as world:
     # a folder that each rank has for itself, as on hosts that share none: only the first one's is looked into

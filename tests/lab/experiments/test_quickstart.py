@@ -17,8 +17,8 @@ from horst.lab.models.gpt2 import GPT2
 from horst.lab.report import html
 from horst.lab.report import quickstart as quickstart_report
 from horst.lab.report.runs import perplexity_changes
-from horst.lab.training import torch_settings
-from horst.lab.training.run import Run
+from horst.training import torch_settings
+from horst.training.run import Run
 
 
 def tiny(tmp_path, **changes):

@@ -23,7 +23,7 @@ from horst.lab.report import html
 from horst.lab.report.quality_tables import quality_table
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
 from horst.lab.report.transformer_tables import acdc_table, one_shot_table, speed_table
-from horst.lab.training import Interrupted, NonFiniteLoss
+from horst.training import Interrupted, NonFiniteLoss
 
 
 @pytest.fixture(scope="module")

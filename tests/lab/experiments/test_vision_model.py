@@ -11,7 +11,7 @@ from horst.lab.experiments import vision_model
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.vision_model import VisionConfig, open_source
 from horst.lab.models.deit import DeiTConfig
-from horst.lab.training import World
+from horst.training import World
 
 HERE = World(0, 1, torch.device("cpu"))
 

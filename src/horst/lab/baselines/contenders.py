@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from horst.lab import fields
+from horst import fields
+from horst.fields import option
 from horst.lab.baselines.penalize_l1 import penalize_l1
 from horst.lab.baselines.spred import factorize
 from horst.lab.baselines.together import Together
-from horst.lab.fields import option
 from horst.operators import Adam, HyperbolicEntropy, Mirror
 from horst.optimizers.ham import HAM
 from horst.optimizers.horst import HORST

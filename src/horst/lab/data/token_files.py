@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMAT = "horst tokens"
 VERSION = 1
 _DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+_KINDS = {str: "a string", int: "a whole number", dict: "an object"}
 _HOW_TO_MAKE = "Make both with `horst data tokenize`, or in Python with horst.lab.data.tokenization.tokenize."
 
 
@@ -65,7 +66,7 @@ def open_tokens(path: str | os.PathLike[str], *, vocabulary: int | None = None) 
 
     Raises:
         FileNotFoundError: The file or its ``meta.json`` is missing.
-        ValueError: They disagree, or the vocabulary is too small.
+        ValueError: ``meta.json`` is damaged, the two disagree, or the vocabulary is too small.
     """
     path = Path(path)
     if not path.is_file():
@@ -158,7 +159,22 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} does not describe token files of ours (its format is not {FORMAT!r}).")
     if meta.get("version") != VERSION:
         raise ValueError(f"{path} has version {meta.get('version')}, this code reads {VERSION}. Tokenize anew.")
-    missing = [key for key in ("tokenizer", "vocabulary", "end_of_text", "dtype", "splits") if key not in meta]
-    if missing or meta["dtype"] not in _DTYPES:
-        raise ValueError(f"{path} is incomplete: missing {missing}, dtype {meta.get('dtype')!r}. Tokenize anew.")
+    _check_types(path, meta, {"tokenizer": str, "vocabulary": int, "end_of_text": int, "dtype": str, "splits": dict})
+    _check_types(path, meta["splits"], dict.fromkeys(meta["splits"], dict), "splits.")
+    for split, counts in meta["splits"].items():
+        _check_types(path, counts, {"tokens": int, "documents": int}, f"splits.{split}.")
+    if meta["dtype"] not in _DTYPES:
+        raise ValueError(f"{path} has dtype {meta['dtype']!r}; it must be {' or '.join(_DTYPES)}. Tokenize anew.")
+    if not 0 <= meta["end_of_text"] < meta["vocabulary"]:
+        raise ValueError(
+            f"{path} has end_of_text {meta['end_of_text']}, which must lie in its vocabulary, [0, "
+            f"{meta['vocabulary']}). Tokenize anew."
+        )
     return meta
+
+
+def _check_types(path: Path, entries: dict[str, Any], types: Mapping[str, type], inside: str = "") -> None:
+    for key, kind in types.items():
+        if type(entries.get(key)) is not kind:  # not isinstance, for which true is an int
+            found = repr(entries[key])[:80] if key in entries else "nothing"
+            raise ValueError(f"{path} is damaged: {inside}{key} must be {_KINDS[kind]}, got {found}. Tokenize anew.")

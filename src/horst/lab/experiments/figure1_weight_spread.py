@@ -20,7 +20,7 @@ from torch import Tensor
 from horst.extras import load_extra
 from horst.lab.experiments.result import Found, recorded
 from horst.lab.experiments.weight_histogram import weight_histogram
-from horst.lab.training.checkpoint import find_checkpoint, trained_weights
+from horst.training.checkpoint import find_checkpoint, trained_weights
 
 _TENSOR_FILES = (".safetensors", ".pth", ".pt", ".bin")
 

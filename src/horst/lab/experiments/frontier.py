@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from horst.fields import option
 from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.experiments import identity, language_model, vision_model
 from horst.lab.experiments import table6_gpt2_one_shot as one_shot
@@ -26,9 +27,8 @@ from horst.lab.experiments.outcomes import broken_down, load_or_run
 from horst.lab.experiments.result import Found, Origin, Result, run_and_record, to_json
 from horst.lab.experiments.vision_model import VisionConfig, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_spread
-from horst.lab.fields import option
-from horst.lab.training import NonFiniteLoss, World, processes
 from horst.sparsity import find_layers
+from horst.training import NonFiniteLoss, World, processes
 
 Device = Literal["auto", "cpu"]
 _WHOLE_NUMBERS = ("width", "steps", "epochs", "seeds")

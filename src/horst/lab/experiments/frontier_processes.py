@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from horst.lab.training.torch_settings import threads
+from horst.training.torch_settings import threads
 
 
 def side_by_side(

@@ -1,7 +1,7 @@
 """What makes a run this run: the settings that decide what it computes, and the data it was given.
 
 Both go into its checkpoints, from which no other run resumes, and into its outcome, which no other run is given.
-:mod:`horst.lab.fields` says which settings decide.
+:mod:`horst.fields` says which settings decide.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Collection
 from typing import Any
 
-from horst.lab import fields
+from horst import fields
 from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.data.image_data import ImageData
 from horst.lab.data.image_files import find_images

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from horst.fields import option
 from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.baselines.spred import merge_factors
 from horst.lab.data.token_batches import TokenBatches, evaluation_batches
 from horst.lab.experiments import identity
-from horst.lab.fields import option
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import LoopConfig, OneCycle, Task, TrainResult, parallelize, perplexity, train
-from horst.lab.training.distributed import World, is_sharded, whole_tensor
+from horst.training import LoopConfig, OneCycle, Task, TrainResult, parallelize, perplexity, train
+from horst.training.distributed import World, is_sharded, whole_tensor
 
 ORDER_SEED = 1337  # of the data in the paper's base code
 

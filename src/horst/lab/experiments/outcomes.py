@@ -11,9 +11,9 @@ from typing import Any
 
 from horst.files import read_json, write_json
 from horst.lab.experiments.result import environment, to_json
-from horst.lab.training import NonFiniteLoss
-from horst.lab.training.distributed import on_rank_0
 from horst.optimizers import auto_alpha
+from horst.training import NonFiniteLoss
+from horst.training.distributed import on_rank_0
 
 logger = logging.getLogger(__name__)
 

@@ -35,9 +35,9 @@ from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
-from horst.lab.training import Interrupted, LoopConfig, World, processes
-from horst.lab.training.torch_settings import threads
 from horst.optimizers.param_groups import MirrorOn
+from horst.training import Interrupted, LoopConfig, World, processes
+from horst.training.torch_settings import threads
 
 NAME = "quickstart"
 LABELS = {"adamw": "AdamW", "horst": "HORST", "adamw-l1": "AdamW with l1", "horst-l1": "HORST with l1"}

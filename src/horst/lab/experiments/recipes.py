@@ -31,7 +31,7 @@ from horst.lab.experiments.result import Result
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig
 from horst.lab.models.gpt2 import GPT2Config
-from horst.lab.training import LoopConfig
+from horst.training import LoopConfig
 
 changed = dataclasses.replace
 

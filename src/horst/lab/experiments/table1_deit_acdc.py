@@ -12,16 +12,16 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from horst.fields import option
 from horst.lab.baselines.contenders import Name
 from horst.lab.experiments import identity
 from horst.lab.experiments.outcomes import broken_down, load_or_run
 from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig, in_words, run_identity, train_sparse_vision_model
 from horst.lab.experiments.weight_histogram import weight_histogram
-from horst.lab.fields import option
-from horst.lab.training import NonFiniteLoss, World, processes
-from horst.lab.training.distributed import whole_tensor
 from horst.sparsity.masks import check_sparsity
+from horst.training import NonFiniteLoss, World, processes
+from horst.training.distributed import whole_tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

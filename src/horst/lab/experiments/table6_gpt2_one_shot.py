@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from horst.fields import option
 from horst.lab.baselines.contenders import Name
 from horst.lab.data.token_batches import TokenBatches
 from horst.lab.experiments import identity
@@ -28,11 +29,10 @@ from horst.lab.experiments.language_model import (
 from horst.lab.experiments.outcomes import broken_down, load_or_run
 from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.weight_histogram import weight_histogram, weight_spread
-from horst.lab.fields import option
-from horst.lab.training import NonFiniteLoss, World, processes
 from horst.pruning import sweep
 from horst.sparsity import find_layers
 from horst.sparsity.masks import check_sparsity
+from horst.training import NonFiniteLoss, World, processes
 
 CALIBRATION_SEED = 90_000  # far from the seeds of the training order
 PruningMethod = Literal[

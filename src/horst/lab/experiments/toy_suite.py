@@ -18,7 +18,7 @@ from horst.lab.data.max_margin import Geometry, max_margin, norm_of
 from horst.lab.data.separable import SeparableData, log_loss, loss_gradient, sparse_teacher_data
 from horst.lab.experiments.methods import COSH_SWEEP, Method, methods_by_name
 from horst.lab.experiments.result import Found, recorded
-from horst.lab.training.torch_settings import threads
+from horst.training.torch_settings import threads
 
 GEOMETRIES: tuple[Geometry, ...] = ("l1", "l2", "linf")
 Init = Literal["constant", "random_signs", "gaussian"]

@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
+from horst.fields import option
 from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.data.image_arrays import ImageArrays
 from horst.lab.data.image_data import ImageData, read_cifar10, read_digits, read_npz
 from horst.lab.data.imagenet import ImageNet
 from horst.lab.data.mixing import Mixing
 from horst.lab.experiments import identity
-from horst.lab.fields import option
 from horst.lab.models.deit import DeiTConfig, build_deit
-from horst.lab.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
-from horst.lab.training.distributed import World
 from horst.sparsity import ACDC, GMP, Cubic, Recorder, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
 from horst.sparsity.layers import Preset
+from horst.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
+from horst.training.distributed import World
 
 Dataset = Literal["imagenet", "cifar10", "digits", "npz"]
 Method = Literal["acdc", "gmp", "rigl"]

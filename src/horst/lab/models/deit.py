@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horst.extras import load_extra
-from horst.lab.fields import option
+from horst.fields import option
 from horst.lab.kernels.short_attention import MAX_HEAD_WIDTH, MAX_TOKENS, short_attention
 from horst.lab.models.half_precision import GELU, AutocastPrecision, Residual
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from horst.extras import load_extra
-from horst.lab.fields import option
+from horst.fields import option
 from horst.lab.models.half_precision import GELU, AutocastPrecision, Residual
 from horst.lab.models.linear_cross_entropy import linear_cross_entropy
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_runs import CONFIG, copy_run
-from toy_runs import equal, read_metrics, toy_run
+from toy_runs import ToyData, equal, read_metrics, toy_run
 
 HERE = Path(__file__).parent
 OTHER_METHODS = {"acdc-values": 6, "rigl": 12, "srste": 12, "imp": 12}  # and where they are taken over
@@ -55,6 +55,9 @@ def runs(tmp_path_factory):
     runs.alone("text-1", text=True)
     runs.together("text-ddp", text=True)
     runs.together("text-fsdp", text=True, kind="fsdp")
+    for kind in ("ddp", "fsdp"):
+        runs.together(f"statistics-{kind}", statistics=True, kind=kind)
+        runs.together(f"statistics-{kind}-resumed", statistics=True, kind=kind, begin=f"statistics-{kind}")
     runs.together("acdc-ddp")
     runs.together("acdc-1-then-ddp", begin="acdc-1")
     runs.together("acdc-ddp-then-ddp", begin="acdc-ddp")
@@ -135,6 +138,24 @@ def test_on_as_many_processes_a_resumed_run_is_the_same_bit_for_bit(kind, runs):
     assert read_metrics(runs / f"acdc-{kind}") == read_metrics(runs / f"acdc-{kind}-then-{kind}")
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_running_statistics_are_those_of_rank_0_and_resume(kind, runs):
+    whole, resumed = (final(runs / name) for name in (f"statistics-{kind}", f"statistics-{kind}-resumed"))
+    assert equal(whole["weights"], resumed["weights"])
+    assert read_metrics(runs / f"statistics-{kind}") == read_metrics(runs / f"statistics-{kind}-resumed")
+    mean = torch.zeros(6)
+    for step in range(30):
+        for rows in next(ToyData(8, 0, 2).batches(step))[0].chunk(CONFIG.accumulate):
+            mean.lerp_(rows.mean(0), 0.1)
+    assert torch.equal(whole["weights"]["mean"], mean)
+
+
+def test_a_resumed_run_goes_on_with_the_sum_of_losses_of_each_rank(runs):
+    for name in ("far-apart", "far-apart-resumed"):
+        (loss,) = [line["loss"] for line in read_metrics(runs / name) if "loss" in line]
+        assert loss == (2.0**24 + 0.0 + 1.0 + 1.0) / 4  # 0.5 less if the ranks went on with their mean
+
+
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(runs):
     errors = [json.loads((runs / "stopped" / f"error{rank}.json").read_text()) for rank in (0, 1)]
     assert errors[0] == errors[1]
@@ -143,6 +164,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(runs):
     assert errors[0]["text"].startswith("stopped after step 7")
     for name, weight in final(runs / "stopped-then-ddp")["weights"].items():
         assert torch.equal(weight, final(runs / "acdc-ddp")["weights"][name])
+    assert read_metrics(runs / "stopped-then-ddp") == read_metrics(runs / "acdc-ddp")
 
 
 def test_a_full_disk_at_one_rank_stops_all_and_leaves_the_last_good_checkpoint(runs):

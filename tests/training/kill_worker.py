@@ -26,9 +26,9 @@ import torch.distributed.checkpoint.state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystem
 from toy_runs import toy_run
 
-from horst.lab.training.metrics import MetricsLog
+from horst.training.metrics import MetricsLog
 
-TRACED = ("horst/lab/training/", "torch/distributed/checkpoint/filesystem.py", "/shutil.py")
+TRACED = ("horst/training/", "torch/distributed/checkpoint/filesystem.py", "/shutil.py")
 
 
 def die() -> None:

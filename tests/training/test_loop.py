@@ -28,10 +28,10 @@ from toy_runs import (
     toy_task,
 )
 
-from horst.lab.training import Constant, LoopConfig, NonFiniteLoss, Task, train
-from horst.lab.training.interruption import StopRequest
-from horst.lab.training.run import Run
 from horst.optimizers.horst import HORST
+from horst.training import Constant, LoopConfig, NonFiniteLoss, Task, train
+from horst.training.interruption import StopRequest
+from horst.training.run import Run
 
 PLAIN = LoopConfig(precision="float32", compile="off", checkpoint_every=None)
 
@@ -305,7 +305,7 @@ def test_a_log_that_cannot_be_opened_whole_leaves_no_file_open(tmp_path, monkeyp
         files.append(open(*args))  # noqa: SIM115 - closed by the log
         return files[0]
 
-    monkeypatch.setattr("horst.lab.training.metrics.open", note, raising=False)
+    monkeypatch.setattr("horst.training.metrics.open", note, raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ModuleNotFoundError, match=r"horst-optim\[tensorboard\]"):
         run(dataclasses.replace(PLAIN, tensorboard=True), tmp_path)
@@ -353,7 +353,7 @@ def test_weights_and_biases_gets_another_run_where_one_died_and_begins_anew(tmp_
 
 
 def test_where_there_is_no_terminal_progress_is_lines_in_the_log(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, logger="horst.lab.training"):
+    with caplog.at_level(logging.INFO, logger="horst.training"):
         run(PLAIN, tmp_path, unit="tokens", units_per_row=7)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0].startswith("step 10 of 12: loss ")

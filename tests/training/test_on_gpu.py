@@ -18,8 +18,8 @@ from toy_runs import (
     toy_task,
 )
 
-from horst.lab.training import Interrupted, LoopConfig, train
-from horst.lab.training.run import Run
+from horst.training import Interrupted, LoopConfig, train
+from horst.training.run import Run
 
 pytestmark = pytest.mark.gpu
 

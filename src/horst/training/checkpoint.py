@@ -13,7 +13,7 @@ copy or a deletion that was broken off leaves behind, is no checkpoint: a run re
 the folder when it has a whole one of that step. Ranks on several hosts need a file system that they share.
 
 Reading one runs no code from it: tensors are read with ``weights_only=True``, the format's own pickled metadata by an
-unpickler that refuses what does not belong there (:mod:`horst.lab.training.tensor_files`), the rest is JSON.
+unpickler that refuses what does not belong there (:mod:`horst.training.tensor_files`), the rest is JSON.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from horst.files import crc32, flush, read_json
-from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, world_size
-from horst.lab.training.run_state import random_state, set_random_state
-from horst.lab.training.tensor_files import METADATA, read_tensors, write_tensors
+from horst.training.distributed import on_every_rank, on_rank_0, rank, world_size
+from horst.training.run_state import random_state, set_random_state
+from horst.training.tensor_files import METADATA, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horst.lab.kernels.cross_entropy import IGNORED
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import sum_over_ranks
 
 Precision = Literal["bf16", "float32"]
+IGNORED = -100  # a target that is not scored, as everywhere in torch
 
 
 def check_precision(precision: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
@@ -105,6 +105,19 @@ def parallelize(model: nn.Module, kind: Literal["ddp", "fsdp"], device: torch.de
     if kind == "fsdp":
         _shard(model)
     return model
+
+
+@torch.no_grad()
+def take_from_rank_0(tensors: Iterable[Tensor]) -> None:
+    """Write rank 0's values into tensors that every rank has whole; one broadcast for each data type."""
+    alike: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors if world_size() > 1 else ():
+        alike.setdefault(tensor.dtype, []).append(tensor)
+    for group in alike.values():
+        flat = torch.cat([tensor.flatten() for tensor in group])
+        dist.broadcast(flat, src=0)
+        for tensor, values in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+            tensor.copy_(values.view_as(tensor))
 
 
 def _shard(model: nn.Module) -> None:

@@ -13,22 +13,30 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from horst import fields
 from horst.files import locked
-from horst.lab import fields
-from horst.lab.training import checkpoint
-from horst.lab.training.averages import ExponentialAverage
-from horst.lab.training.config import LoopConfig
-from horst.lab.training.distributed import on_every_rank, on_rank_0, rank, reshard, whole_tensor, world_size
-from horst.lab.training.interruption import AgreedStop, StopRequest
-from horst.lab.training.lr_schedules import LRSchedule, set_learning_rate
-from horst.lab.training.metrics import MetricsLog
-from horst.lab.training.progress import ProgressBar, Stopwatch
-from horst.lab.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
-from horst.lab.training.task import Objective, Task
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import local_shard, sum_over_ranks
 from horst.sparsity import IMP, Sparsifier
 from horst.sparsity.controller import Event
+from horst.training import checkpoint
+from horst.training.averages import ExponentialAverage
+from horst.training.config import LoopConfig
+from horst.training.distributed import (
+    on_every_rank,
+    on_rank_0,
+    rank,
+    reshard,
+    take_from_rank_0,
+    whole_tensor,
+    world_size,
+)
+from horst.training.interruption import AgreedStop, StopRequest
+from horst.training.lr_schedules import LRSchedule, set_learning_rate
+from horst.training.metrics import MetricsLog
+from horst.training.progress import ProgressBar, Stopwatch
+from horst.training.run_state import load_optimizer_state, load_tensors, named_tensors, optimizer_state, settings
+from horst.training.task import Objective, Task
 
 T = TypeVar("T")
 
@@ -58,7 +66,7 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Run:
-    """A run under way: what it is made of, and how far it has come. :func:`horst.lab.training.loop.train` drives it."""
+    """A run under way: what it is made of, and how far it has come. :func:`horst.training.loop.train` drives it."""
 
     def __init__(
         self,
@@ -80,6 +88,7 @@ class Run:
         self.model = task.model.train()
         self.tensors = named_tensors(self.model)
         self.names = {id(tensor): name for name, tensor in self.tensors.items()}
+        self.buffers = [t for t in self.tensors.values() if not isinstance(t, nn.Parameter)]
         self.params = [p for group in optimizer.param_groups for p in group["params"]]
         self.device = next(self.model.parameters()).device
         self.average: ExponentialAverage | None = None
@@ -151,7 +160,8 @@ class Run:
         self.step = self.checkpoint_step = saved["step"]
         self.checkpoint = path
         self.evaluated_at, self.evaluation = saved["evaluated_at"], saved["evaluation"]
-        self.loss_sum.copy_(saved["loss_sum"])
+        sums = saved["loss_sum"]  # by rank; as many ranks as then go on with their own, others with the mean
+        self.loss_sum.copy_(sums[rank()] if sums.shape == (world_size(),) else sums.mean())
         self.loss_steps = saved["loss_steps"]
         self.speed.add(saved["seconds"])
         checkpoint.restore_random_state(path)
@@ -186,6 +196,7 @@ class Run:
         if self.config.clip_norm is not None:
             self.gradient_norm = nn.utils.clip_grad_norm_(self.params, self.config.clip_norm)
         self.optimizer.step()
+        take_from_rank_0(self.buffers)  # running statistics of each rank's own rows: evaluated and saved are these
         event = None if self.sparsifier is None else self.sparsifier.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
@@ -295,8 +306,7 @@ class Run:
                 "average": None if self.average is None else self.average.averages,
                 "evaluated_at": self.evaluated_at,
                 "evaluation": self.evaluation,
-                # Ranks read it together later: what they have added up so far counts for all.
-                "loss_sum": sum_over_ranks(self.loss_sum.clone()) / world_size(),
+                "loss_sum": self._loss_sums(),
                 "loss_steps": self.loss_steps,
                 "seconds": self.speed.seconds,
                 "metrics_position": self._with_metrics(lambda metrics: metrics.position),
@@ -310,6 +320,12 @@ class Run:
             )
             self.checkpoint_step = self.step
         return self.checkpoint
+
+    def _loss_sums(self) -> Tensor:
+        """Every rank's sum of losses: a resumed run that added to their mean would round its next loss differently."""
+        sums = self.loss_sum.new_zeros(world_size())
+        sums[rank()] = self.loss_sum
+        return sum_over_ranks(sums)
 
     def _check_finite(self) -> None:
         """Raise if the losses since the last read, or the weights, are not finite: nobody should judge or save them."""

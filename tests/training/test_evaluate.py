@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from horst.lab.training import accuracy, perplexity
+from horst.training import accuracy, perplexity
 
 VOCABULARY = 11
 

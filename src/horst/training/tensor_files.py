@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from horst.lab.training.distributed import world_size
+from horst.training.distributed import world_size
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException

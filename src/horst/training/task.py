@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from horst.lab.training.config import LoopConfig
-from horst.lab.training.distributed import is_sharded, world_size
-from horst.lab.training.evaluate import Precision, autocast
+from horst.training.config import LoopConfig
+from horst.training.distributed import is_sharded, world_size
+from horst.training.evaluate import Precision, autocast
 
 
 class BatchSource(Protocol):
@@ -31,11 +31,11 @@ class Task:
     """A model, its loss, its data and how it is judged.
 
     Args:
-        model: Model on its device and, where wanted, sharded (:func:`horst.lab.training.distributed.parallelize`).
+        model: Model on its device and, where wanted, sharded (:func:`horst.training.distributed.parallelize`).
         loss: Function ``loss(model, inputs, targets)``: the mean over the rows given.
         train: Training batches.
         evaluate: Function ``evaluate(model)``: named numbers, the same on every rank, as those of
-            :mod:`horst.lab.training.evaluate`. Called in evaluation mode, with the plain model (not compiled, not
+            :mod:`horst.training.evaluate`. Called in evaluation mode, with the plain model (not compiled, not
             wrapped by DDP).
         unit: Unit of the throughput, ``"tokens"`` or ``"images"``.
         units_per_row: Units per row of a batch: the context length of a language model.
@@ -75,7 +75,7 @@ class Objective:
         self._reducer = task.model
         if world_size() > 1 and not is_sharded(task.model):
             devices = [device.index] if device.type == "cuda" else None
-            self._reducer = module = nn.parallel.DistributedDataParallel(module, device_ids=devices)
+            self._reducer = module = nn.parallel.DistributedDataParallel(module, devices, broadcast_buffers=False)
         self._compute: Callable[[Tensor, Tensor], Tensor] = module
         if config.compile != "off" and (config.compile != "auto" or device.type == "cuda"):
             torch.compiler.reset()  # else the ninth run of a process meets the compiler's limit and stays uncompiled

@@ -24,9 +24,9 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystem
 from toy_runs import ToyData, toy_run
 
-from horst.lab.training import Interrupted, accuracy, interruption, processes
-from horst.lab.training.distributed import on_every_rank, rank
-from horst.lab.training.metrics import MetricsLog
+from horst.training import Interrupted, LoopConfig, Task, accuracy, interruption, processes, train
+from horst.training.distributed import on_every_rank, rank
+from horst.training.metrics import MetricsLog
 
 
 def signal_to_rank_1() -> None:
@@ -101,6 +101,29 @@ def evaluate_in_parts(root: Path) -> None:
         (root / "accuracy.json").write_text(json.dumps([found, alone]))
 
 
+def train_with_losses_far_apart(root: Path) -> None:
+    """Two steps, and the second of them resumed. In float32 the sum of both first losses loses that of rank 1."""
+    losses = [[2.0**24, 0.0], [1.0, 1.0]][rank()]
+
+    class Losses:
+        def batches(self, start):
+            return ((torch.ones(1, 1), torch.tensor([loss])) for loss in losses[start:])
+
+    for name in ("far-apart", "far-apart-resumed"):
+        if rank() == 0 and name == "far-apart-resumed":
+            copy_run(root / "far-apart", 1, root / name)
+        dist.barrier()
+        model = nn.Linear(1, 1)
+        task = Task(
+            model=model,
+            loss=lambda model, inputs, targets: 0.0 * model(inputs).sum() + targets.sum(),
+            train=Losses(),
+            evaluate=lambda model: {},
+        )
+        config = LoopConfig(precision="float32", compile="off", log_every=2, checkpoint_every=1)
+        train(task, torch.optim.SGD(model.parameters(), lr=0.1), config, steps=2, directory=root / name)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     jobs = Path(sys.argv[1])
@@ -110,6 +133,7 @@ def main() -> None:
             run(Path(folder), options)
         assert len(set(on_every_rank(torch.initial_seed))) == 2  # ranks drop out different units
         evaluate_in_parts(jobs.parent)
+        train_with_losses_far_apart(jobs.parent)
         dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads abort the interpreter's own exit now and then

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from toy_runs import CONFIG, Toy, equal, read_metrics, toy_run
 
 from horst.files import crc32
-from horst.lab.training import CheckpointError, checkpoint
-from horst.lab.training.run_state import named_tensors, random_state, set_random_state
-from horst.lab.training.tensor_files import MetadataUnpickler
+from horst.training import CheckpointError, checkpoint
+from horst.training.run_state import named_tensors, random_state, set_random_state
+from horst.training.tensor_files import MetadataUnpickler
 
 short_run = functools.partial(toy_run, steps=14)
 names = st.text("abcxyz.0_ ", min_size=1, max_size=6)
@@ -290,7 +290,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run_goes_on_from_it
 def no_room_to_write(monkeypatch):
     """Every write to the metrics fails, and so does that of what is left when the file is closed."""
     full = lambda path, mode: open("/dev/full", mode)  # noqa: E731, SIM115 - closed by the log
-    monkeypatch.setattr("horst.lab.training.metrics.open", full, raising=False)
+    monkeypatch.setattr("horst.training.metrics.open", full, raising=False)
 
 
 def no_room_to_flush(monkeypatch):

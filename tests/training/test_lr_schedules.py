@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR
 
-from horst.lab.training.lr_schedules import Constant, OneCycle, Triangular, WarmupCosine, set_learning_rate
+from horst.training.lr_schedules import Constant, OneCycle, Triangular, WarmupCosine, set_learning_rate
 
 
 def rates(scheduler_of, steps, lr=0.3):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from horst import HORST, sparsity
-from horst.lab.training import LoopConfig, OneCycle, Task, TrainResult, perplexity, train
-from horst.lab.training.distributed import parallelize, rank, world_size
 from horst.parameters.sharding import sum_over_ranks
+from horst.training import LoopConfig, OneCycle, Task, TrainResult, perplexity, train
+from horst.training.distributed import parallelize, rank, world_size
 
 WIDTH = 8
 
@@ -47,6 +47,20 @@ class Toy(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class ToyWithStatistics(Toy):
+    """A running mean of the rows that a rank saw, used in evaluation alone, as that of batch normalisation."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x - self.mean)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return super().forward(x)
 
 
 class ToyData:
@@ -156,11 +170,13 @@ def toy_run(
     dropout: float = 0.1,
     kind: Literal["ddp", "fsdp"] = "ddp",
     text: bool = False,
+    statistics: bool = False,
     device: str = "cpu",
 ) -> tuple[dict[str, Tensor], TrainResult]:
     """Train, alone or with the other processes there are; the final weights, whole, and the result."""
     torch.manual_seed(3)
-    model = parallelize(ToyLM() if text else Toy(dropout), kind, device)
+    toy = ToyWithStatistics if statistics else Toy
+    model = parallelize(ToyLM() if text else toy(dropout), kind, device)
     opt = make_optimizer(optimizer, model.parameters())
     sparsifier = make_sparsifier(method, model, opt)
     task = (text_task if text else toy_task)(model, rank(), world_size())

@@ -16,13 +16,13 @@ import pathlib
 
 from torch.optim import Optimizer
 
-from horst.lab.training.config import LoopConfig
-from horst.lab.training.interruption import Interrupted, StopRequest
-from horst.lab.training.lr_schedules import Constant, LRSchedule
-from horst.lab.training.run import Run, TrainResult
-from horst.lab.training.task import Task
-from horst.lab.training.torch_settings import deterministic_algorithms
 from horst.sparsity import Sparsifier
+from horst.training.config import LoopConfig
+from horst.training.interruption import Interrupted, StopRequest
+from horst.training.lr_schedules import Constant, LRSchedule
+from horst.training.run import Run, TrainResult
+from horst.training.task import Task
+from horst.training.torch_settings import deterministic_algorithms
 
 
 def train(
@@ -44,7 +44,7 @@ def train(
         optimizer: Optimizer of the model's parameters. The schedule's factor multiplies its ``lr``.
         config: Precision, clipping, intervals.
         steps: Optimizer steps of the whole run.
-        schedule: Learning-rate schedule, see :mod:`horst.lab.training.lr_schedules`.
+        schedule: Learning-rate schedule, see :mod:`horst.training.lr_schedules`.
         sparsifier: A method of :mod:`horst.sparsity` around the same optimizer.
         directory: Folder of the run.
 

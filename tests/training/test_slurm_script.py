@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "slurm_train.sh"
+SCRIPT = Path(__file__).parents[2] / "examples" / "slurm_train.sh"
 SRUN = """#!/bin/bash
 shift  # its own option
 cores=$SRUN_CPUS_PER_TASK  # as newer ones do, which do not read SLURM_CPUS_PER_TASK

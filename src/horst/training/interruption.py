@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from horst.lab.training.distributed import on_every_rank, world_size
+from horst.training.distributed import on_every_rank, world_size
 
 logger = logging.getLogger(__name__)
 

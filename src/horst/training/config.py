@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-from horst.lab.fields import option
-from horst.lab.training.evaluate import Precision, check_precision
+from horst.fields import option
+from horst.training.evaluate import Precision, check_precision
 
 Compile = Literal["auto", "on", "off", "max-autotune"]
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from toy_runs import CONFIG, equal, read_metrics, signal_at, toy_run
 
-from horst.lab.training import Interrupted
-from horst.lab.training.interruption import StopRequest
+from horst.training import Interrupted
+from horst.training.interruption import StopRequest
 
 HERE = Path(__file__).parent
 
@@ -97,7 +97,7 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(tmp_path, monkey
                 yield batch
 
     monkeypatch.setattr("toy_runs.ToyData", Slow)
-    monkeypatch.setattr("horst.lab.training.progress.time", types.SimpleNamespace(perf_counter=lambda: seconds[0]))
+    monkeypatch.setattr("horst.training.progress.time", types.SimpleNamespace(perf_counter=lambda: seconds[0]))
     with pytest.raises(Interrupted):
         toy_run(tmp_path)
     seconds[0] += 1000.0  # between the two processes

@@ -5,7 +5,7 @@ import pathlib
 import runpy
 import sys
 
-SCRIPT = pathlib.Path(__file__).parents[3] / "benchmarks" / "bench_training.py"
+SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "bench_training.py"
 
 
 def test_the_benchmark_writes_a_rate_for_each_loop(tmp_path, monkeypatch, capsys):
