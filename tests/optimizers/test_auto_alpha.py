@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import warnings
 
 import pytest
@@ -12,22 +13,12 @@ from torch import nn
 
 from horst import HAM, HORST, param_groups, with_mirror_step
 from horst.integrations.matrices import MatrixHORST
-from horst.kernels.bounded_mirror import LOG2_E, bounded_mirror_reference, mirror_
 from horst.lab.baselines.together import Together
 from horst.optimizers.auto_alpha import root_mean_square
 from horst.optimizers.l1 import soft_threshold
 
 BETAS = (0.9, 0.95)
 RATE = 0.2 * math.sqrt(1 - 0.95)  # of these betas
-
-
-def bounded_mirror(theta: torch.Tensor, exponent: torch.Tensor, max_scale: float) -> torch.Tensor:
-    moved = theta.clone()
-    mirror_(moved, exponent * LOG2_E, max_scale)
-    return moved
-
-
-finite = st.floats(-50, 50).filter(lambda x: x == 0 or abs(x) > 1e-6)
 
 
 def model() -> nn.Module:
@@ -37,31 +28,6 @@ def model() -> nn.Module:
 def size(module: nn.Module) -> float:
     flat = torch.cat([p.detach().flatten() for p in module.parameters() if p.dim() > 1])
     return flat.square().mean().sqrt().item()
-
-
-@given(theta=finite, first=st.floats(-3, 3), second=st.floats(-3, 3), max_scale=st.floats(0.01, 10))
-def test_two_bounded_steps_are_one_of_their_sum(theta, first, second, max_scale):
-    theta, first, second = (torch.tensor(x, dtype=torch.float64) for x in (theta, first, second))
-    there = bounded_mirror(theta, first, max_scale)
-    torch.testing.assert_close(
-        bounded_mirror(there, second, max_scale),
-        bounded_mirror(theta, first + second, max_scale),
-        rtol=1e-9,
-        atol=1e-12,
-    )
-    torch.testing.assert_close(there, bounded_mirror_reference(theta, first, max_scale), rtol=1e-12, atol=0)
-    assert there.sign() == theta.sign()
-    torch.testing.assert_close(bounded_mirror(-theta, first, max_scale), -there, rtol=0, atol=0)
-
-
-@given(theta=finite, exponent=st.floats(-3, 3), max_scale=st.floats(0.01, 10))
-def test_no_weight_moves_further_than_the_bound_allows(theta, exponent, max_scale):
-    theta, exponent = torch.tensor(theta, dtype=torch.float64), torch.tensor(exponent, dtype=torch.float64)
-    moved = (bounded_mirror(theta, exponent, max_scale) - theta).abs()
-    assert moved <= max_scale * exponent.abs() * (1 + 1e-9) + 1e-12
-    plain = bounded_mirror_reference(theta, exponent, None)
-    if max(theta.abs(), plain.abs()) < max_scale:
-        torch.testing.assert_close(bounded_mirror(theta, exponent, max_scale), plain, rtol=1e-14, atol=0)
 
 
 @given(
@@ -246,11 +212,69 @@ def test_a_state_from_before_the_bound_goes_on_without_it(make, prefix, alone):
     old = optimizer.state_dict()
     for group in old["param_groups"]:
         del group[prefix + "max_step"]
+        group[prefix + "max_exponent"] = None  # which it had in those days
     optimizer = optimizer_for(1e-3, "auto")
     optimizer.load_state_dict(old)
     assert optimizer.param_groups[0][prefix + "max_step"] is None
     assert optimizer.param_groups[0][prefix + "alpha"] == 5.0
     optimizer.step()
+
+
+REMOVED = {"max_exponent": 0.1, "max_scale": 0.3}
+
+
+@BOTH
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("how", ["state", "pickle"])
+def test_bounds_of_older_checkpoints_are_dropped_and_one_warning_names_them(make, prefix, alone, how):
+    p, q = nn.Parameter(torch.full((8, 8), 0.02)), nn.Parameter(torch.full((8, 8), 0.04))
+
+    def build():
+        made = make([p], 1e-3, alpha=5.0)
+        made.add_param_group({"params": [q]})
+        return made if alone else Together(made)
+
+    optimizer, expected = build(), set(build().param_groups[0])
+    older, unset = copy.deepcopy(optimizer), copy.deepcopy(optimizer)
+    for group in older.param_groups:
+        group.update({prefix + name: value for name, value in REMOVED.items()})
+    for group in unset.param_groups:
+        group.update({prefix + name: None for name in REMOVED})
+
+    def load(source):
+        if how == "pickle":
+            return pickle.loads(pickle.dumps(source))
+        optimizer.load_state_dict(source.state_dict())
+        return optimizer
+
+    def check(loaded):
+        assert [set(group) for group in loaded.param_groups] == [expected] * 2
+        for weight in (weight for group in loaded.param_groups for weight in group["params"]):
+            weight.grad = torch.ones_like(weight)
+        loaded.step()
+
+    with pytest.warns(UserWarning, match=f"carry {prefix}max_exponent and {prefix}max_scale") as told:
+        loaded = load(older)
+    assert [warning.filename for warning in told] == [__file__]
+    check(loaded)
+    check(load(unset))  # silent: what was not set is not missed
+
+
+@BOTH
+@pytest.mark.parametrize("name", REMOVED)
+def test_bounds_that_groups_still_carry_are_dropped_and_told_of(make, prefix, name):
+    p = nn.Parameter(torch.full((8, 8), 0.02))
+    with pytest.warns(UserWarning, match=f"carry {name}, which no longer exists") as told:
+        optimizer = make([p], 1e-3, {name: 0.1}, alpha="auto")
+    assert [warning.filename for warning in told] == [__file__]
+    assert set(optimizer.param_groups[0]) == set(make([p], 1e-3, alpha="auto").param_groups[0])
+    added = {"params": [nn.Parameter(torch.ones(2, 2))], prefix + name: 0.1}
+    with pytest.warns(UserWarning, match=f"carry {prefix}{name}, which no longer exists"):
+        optimizer.add_param_group({**added})
+    assert set(optimizer.param_groups[1]) == set(optimizer.param_groups[0])
+    with pytest.raises(UserWarning, match="no longer exists"):  # warnings are errors here
+        optimizer.add_param_group({**added, "params": [nn.Parameter(torch.ones(2, 2))]})
+    assert len(optimizer.param_groups) == 2
 
 
 def test_each_group_has_the_rate_of_its_own_memory_and_an_optimizer_without_one_that_of_095():

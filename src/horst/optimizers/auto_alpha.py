@@ -24,7 +24,6 @@ from horst.user_warnings import warn_user
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
-BOUNDS = ("max_exponent", "max_scale", "max_step")
 NOISE_IN_LOG = 0.2
 MAX_STEP_PER_RMS = 0.1
 MAX_MIRROR_PER_ADAM = 4.0
@@ -55,7 +54,7 @@ class AutoAlpha:
     """
 
     def __init__(self, prefix: str = "") -> None:
-        self._alpha, self._max_exponent, self._max_scale, self._max_step = (prefix + x for x in ("alpha", *BOUNDS))
+        self._prefix, self._alpha, self._max_step = prefix, prefix + "alpha", prefix + "max_step"
         # by a group's first parameter: the alpha that was chosen, and the lr it was chosen for
         self._chosen: dict[int, tuple[float, float]] = {}
 
@@ -117,10 +116,10 @@ class AutoAlpha:
     def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
         if group.get(self._alpha) == AUTO:
-            ours = (self._alpha, self._max_exponent, self._max_scale, self._max_step)
-            return {k: v for k, v in group.items() if k not in ours}
-        # a state of ours from before the learning rate was bounded goes on without; AdamW may carry our alpha too
-        return {self._max_step: None, **group} if self._max_exponent in group else group
+            return {k: v for k, v in group.items() if k not in (self._alpha, self._max_step)}
+        # A state of ours from before the learning rate was bounded goes on without. It is known by an entry that ours
+        # had in those days: AdamW may carry our alpha too.
+        return {self._max_step: None, **group} if self._prefix + "max_exponent" in group else group
 
     def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
         """Warn where a group's strength was chosen for a smaller learning rate than a loaded state without one has."""
