@@ -5,6 +5,7 @@ A file name may be a pattern; it stands for all files that match, in alphabetica
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -49,6 +50,16 @@ def gpt2_headline(results: Sequence[Result]) -> Table:
     return Table(columns=[title, *(table.columns[i] for i in kept)], rows=rows)
 
 
+def whose_gain_table(results: Sequence[Result]) -> Table:
+    """One part at a time: nothing, l1, the mirror step on some tensors or on all, both."""
+    return quality_table(
+        results,
+        where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in HEADLINE_LEVELS,
+        methods=("magnitude", "sparsegpt"),
+        show=("mirror step on",),
+    )
+
+
 def fine_tuning_table(results: Sequence[Result]) -> Table:
     """Perplexity after each count of steps, one row per optimizer and seed."""
     runs: dict[tuple[str, int], list[Row]] = {}
@@ -67,10 +78,21 @@ def gpt2_headline_figure(results: Sequence[Result]) -> Any:
     return against_zeros(results, where=headline_rows, panels=lambda row: "GPT-2 small, pruned by magnitude")
 
 
+def with_earlier_alpha(results: Sequence[Result]) -> list[Result]:
+    """The runs of GPT-2 at a second beta of 0.999 whose ``auto`` was an earlier rule's: an alpha * lr of 0.016."""
+
+    def named(result: Result) -> Result:
+        rows = [{**row, "alpha": 15.8} if row["alpha"] == "auto" else row for row in result.rows]
+        return dataclasses.replace(result, rows=rows) if result.environment["commit"][:7] == "ea2b902" else result
+
+    return [named(result) for result in results]
+
+
 def gpt2_table(results: Sequence[Result]) -> Table:
     """AdamW and HORST by way of pruning; Table 6 has HAM, and one threshold for all tensors has its own table."""
     return quality_table(
-        results, where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in (*HEADLINE_LEVELS, 0.3),
+        with_earlier_alpha(results),
+        where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in (*HEADLINE_LEVELS, 0.3),
         methods=("magnitude", "sparsegpt"), free=True,
     )  # fmt: skip
 
@@ -189,7 +211,15 @@ VISION_FRESH, VISION_95 = files("frontier_vision_fresh_seeds"), files("frontier_
 GPT2_HEADLINE = (
     *files("table6_gpt2_adamw_beta2_0.999", "table6_gpt2_alpha5_beta2_0.999"), f"{RESULTS}/gpt2_headline/*.json"
 )  # fmt: skip
-GPT2_LONG_MEMORY = (f"{RESULTS}/table6_gpt2_*beta2_0.999*.json", f"{RESULTS}/gpt2_headline/*.json")
+GPT2_LONG_MEMORY = (
+    *(f"{RESULTS}/table6_gpt2_*beta2_0.999*.json", f"{RESULTS}/gpt2_headline/*.json"),
+    f"{RESULTS}/rule/gpt2_auto_l1_0.015.json",
+)
+WHOSE_GAIN = (
+    *files("table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1", "gpt2_headline/gpt2_adamw_l1_0.01_seed0"),
+    *files("whose_gain/gpt2_norms", "whose_gain/gpt2_blocks", "table6_gpt2_alpha5_beta2_0.999"),
+    *files("gpt2_headline/gpt2_horst_l1_0.01_seed0", "gpt2_headline/gpt2_horst_l1_0.01_seed1"),
+)
 GPT2_PAPERS_BETA2 = files(
     "table6_gpt2_wikipedia", "table6_gpt2_adamw", "table6_gpt2_adamw_held", "table6_gpt2_alpha5", "table6_gpt2_auto",
     "table6_gpt2_auto_lr_0.008", "table6_gpt2_adamw_proximal", "table6_gpt2_proximal",
@@ -197,7 +227,11 @@ GPT2_PAPERS_BETA2 = files(
 )  # fmt: skip
 DEIT = files(
     *(f"table1_cifar10_{name}" for name in ("adamw", "adamw_beta2_0.95", "adamw_decay_1", "alpha5_90")),
-    *("table1_cifar10_alpha5_decay_1", "table1_cifar10_auto"),
+    *("table1_cifar10_alpha5_decay_1", "rule/cifar10_adamw_dense", "rule/cifar10_alpha45"),
+    *(f"rule/cifar10_auto_{name}" for name in ("seed0", "seed1", "seed2", "beta2_0.99")),
+)
+DEIT_EARLIER = files(
+    *(f"table1_cifar10_{name}" for name in ("adamw", "adamw_beta2_0.95", "auto")),
     *("long_memory/table1_cifar10_auto", "long_memory/table1_cifar10_auto_decay_1"),
 )
 
@@ -234,11 +268,12 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "acdc_digits": (files("acdc_digits", folder="results/sparsity"), digits_table),
     # beyond the paper
     "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_table),
+    "whose_gain": (WHOSE_GAIN, whose_gain_table),
     "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_table),
     "frontier_free_gpt2": (
         (*GPT2_PAPERS_BETA2, *GPT2_LONG_MEMORY),
-        functools.partial(
-            quality_table,
+        lambda results: quality_table(
+            with_earlier_alpha(results),
             best_over=("lr", "beta2", "l1"),
             methods=("magnitude", "sparsegpt"),
             free=True,
@@ -246,6 +281,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         ),
     ),
     "frontier_deit": (DEIT, acdc_table),
+    "deit_earlier_rule": (DEIT_EARLIER, acdc_table),
     "rate_too_large_gpt2": (files("table6_gpt2_wikipedia", "rate_of_0.1/table6_gpt2"), gpt2_table),
     "rate_too_large_deit": (files("table1_cifar10_adamw", "rate_of_0.1/table1_cifar10"), acdc_table),
     "rate_of_a_tenth": (files("rate_of_0.1/frontier_language"), frontier.tuned_table),

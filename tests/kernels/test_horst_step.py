@@ -20,16 +20,14 @@ OPTIONS = {
     "adamw": PLAIN._replace(alpha=0.0),
     "only_beta": PLAIN._replace(alpha=0.0, beta=0.5),
     "no_decay": PLAIN._replace(weight_decay=0.0),
-    "clamped": PLAIN._replace(alpha=50.0, max_exponent=0.2),
-    "bounded": PLAIN._replace(alpha=50.0, beta=0.1, max_scale=0.1),
-    "bounded_clamped": PLAIN._replace(alpha=50.0, max_exponent=0.2, max_scale=0.02),
+    "strong": PLAIN._replace(alpha=50.0, beta=0.1),
     "maximize": PLAIN._replace(maximize=True),
     "betas_zero": PLAIN._replace(beta1=0.0, beta2=0.0),
-    "ham": PLAIN._replace(alpha=20.0, beta=1e-3, max_exponent=5.0, along_gradient=True),
+    "ham": PLAIN._replace(alpha=20.0, beta=1e-3, along_gradient=True),
     "capturable": PLAIN._replace(capturable=True),
     "l1": PLAIN._replace(l1=0.5),
     "l1_adamw": PLAIN._replace(alpha=0.0, l1=0.5),
-    "l1_bounded": PLAIN._replace(alpha=50.0, beta=0.1, max_exponent=0.2, max_scale=0.1, l1=0.5),
+    "l1_strong": PLAIN._replace(alpha=50.0, beta=0.1, l1=0.5),
     "l1_capturable": PLAIN._replace(capturable=True, l1=0.5),
 }
 
@@ -85,7 +83,7 @@ def test_backend_agrees_with_the_float64_reference(backend, name, device):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["paper", "with_beta", "clamped", "bounded", "capturable", "l1"])
+@pytest.mark.parametrize("name", ["paper", "with_beta", "capturable", "l1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_is_at_most_twice_as_far_off_as_plain_pytorch(backend, name, dtype, device):
     tensors, exact, plain = run(backend, dtype, OPTIONS[name], device)
@@ -274,7 +272,7 @@ numbers = st.tuples(magnitudes, st.sampled_from([-1.0, 1.0])).map(lambda pair: p
 )
 def test_backends_agree_on_any_input(theta, g, lr, alpha, beta, weight_decay, maximize, along_gradient):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    options = StepOptions(lr, 0.9, 0.999, 1e-8, weight_decay, alpha, beta, None, along_gradient, maximize)
+    options = StepOptions(lr, 0.9, 0.999, 1e-8, weight_decay, alpha, beta, along_gradient, maximize)
     results = []
     for backend in BACKENDS:
         t = torch.tensor(theta, dtype=torch.float64, device=device)

@@ -22,10 +22,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _bounded(params: Any, **kw: Any) -> Optimizer:
-    """A bound on the exponent in every group, as alpha="auto" writes it."""
+    """A bound on the learning rate in every group, as alpha="auto" writes it."""
     optimizer = horst.HORST(params, **{"lr": 1e-2, "beta": 0.1, **kw})
     for group in optimizer.param_groups:
-        group["max_exponent"] = 0.01
+        group["max_step"] = 5e-3
     return optimizer
 
 

@@ -19,7 +19,7 @@ def test_a_compiled_step_gives_the_same_numbers(cls, foreach, device):
     shapes = [(9, 5), (300,), ()]
     a, b = params_like(shapes, device), params_like(shapes, device)
     options = {"lr": 1e-2, "beta": 0.1, "alpha": 5.0, "foreach": foreach}
-    eager, compiled = (cls([{"params": params, "max_exponent": 0.5}], **options) for params in (a, b))
+    eager, compiled = (cls(params, **options) for params in (a, b))
     step = torch.compile(compiled.step, fullgraph=False)
     for _ in range(5):
         for p, q in zip(a, b, strict=True):

@@ -25,6 +25,7 @@ MAKE = {
     "horst": lambda p: HORST(p, lr=1e-2, weight_decay=0.1, beta=0.2),
     "horst_foreach": lambda p: HORST(p, lr=1e-2, weight_decay=0.1, foreach=True),
     "horst_fused": lambda p: HORST(p, lr=1e-2, fused=True),
+    "horst_auto": lambda p: HORST(p, lr=1e-2, alpha="auto"),
     "horst_l1": lambda p: HORST(p, lr=1e-2, l1=0.5),
     "ham": lambda p: HAM(p, lr=1e-2, alpha=20.0),
     "adamw_soft_threshold": lambda p: _soft_thresholded(torch.optim.AdamW([{"params": p, "l1": 0.5}], lr=1e-2)),
@@ -62,13 +63,17 @@ def sharded_training_equals_single(rank, folder):
     mesh = init_device_mesh("cpu", (2,))  # by default it would be the GPU's, where there is one
     for name, make in MAKE.items():
         single = make_model()
-        train(single, make(single.parameters()), 4)
+        alone = make(single.parameters())
+        train(single, alone, 4)
         model = make_model()
         for layer in model:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         optimizer = make(model.parameters())
+        if name == "horst_auto":  # from the size of whole weights, not of this rank's shards
+            for option in ("alpha", "max_step"):
+                assert optimizer.param_groups[0][option] == pytest.approx(alone.param_groups[0][option])
         train(model, optimizer, 4)
         for p, q in zip(model.parameters(), single.parameters(), strict=True):
             torch.testing.assert_close(full(p), q.detach(), rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

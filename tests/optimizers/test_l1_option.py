@@ -303,7 +303,7 @@ def test_states_from_before_the_option_load():
         assert asked.param_groups[0]["l1"] == 0.3
 
 
-@pytest.mark.parametrize(("cls", "option"), [(HORST, "l1"), (HORST, "max_scale"), (HAM, "max_scale")])
+@pytest.mark.parametrize(("cls", "option"), [(HORST, "l1"), (HORST, "max_step"), (HAM, "max_step")])
 def test_a_pickle_from_before_an_option_steps(cls, option):
     (p,) = weights_like([(4, 2)])
     optimizer = cls([p])
@@ -312,7 +312,7 @@ def test_a_pickle_from_before_an_option_steps(cls, option):
     (q,) = old.param_groups[0]["params"]
     q.grad = torch.ones_like(q)
     old.step()
-    assert old.param_groups[0][option] == {"l1": 0.0, "max_scale": None}[option]
+    assert old.param_groups[0][option] == {"l1": 0.0, "max_step": None}[option]
     old.add_param_group({"params": weights_like([(3,)])})
 
 

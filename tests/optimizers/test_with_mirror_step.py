@@ -249,7 +249,7 @@ def test_auto_warns_when_a_larger_rate_is_loaded_from_the_base_optimizer():
         ("adamw", {}, "must be a torch optimizer"),
         (lambda: HORST(params_like([(3,)])), {}, "takes a mirror step already"),
         (lambda: torch.optim.SGD(params_like([(3,)])), {"alpha": (5.0, 1.0)}, "alpha"),
-        (lambda: torch.optim.SGD([{"params": params_like([(3,)]), "max_exponent": "5"}]), {}, "max_exponent"),
+        (lambda: torch.optim.SGD([{"params": params_like([(3,)]), "max_step": "5"}]), {}, "max_step"),
     ],
 )
 def test_bad_input_is_refused(base, options, text):

@@ -40,7 +40,6 @@ def horst(
     beta: Scalar = 0.0,
     mask: Mask | None = None,
     mirror_mask: Mask | None = None,
-    max_exponent: Scalar | None = None,
     mu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""AdamW, then an entropy-mirror step along the same direction: :class:`horst.HORST` for JAX.
@@ -66,7 +65,6 @@ def horst(
         mask: Parameters that decay, as in ``optax.adamw``; None is all.
         mirror_mask: Parameters that get the mirror step; None is all, as in the torch class, and :func:`matrices`
             leaves out norms and biases.
-        max_exponent: Limit of the mirror step's exponent on both sides; None disables it, as in the paper.
         mu_dtype: Dtype of the first moment; None is that of the parameters.
 
     Half-precision parameters get float32 updates, so that ``optax.apply_updates`` rounds once.
@@ -97,7 +95,6 @@ def horst(
             weight_decay=weight_decay,
             mask=mask,
             mirror_mask=mirror_mask,
-            max_exponent=max_exponent,
         ),
     )
 
@@ -110,7 +107,6 @@ def mirror_step(
     weight_decay: Scalar = 0.0,
     mask: Mask | None = None,
     mirror_mask: Mask | None = None,
-    max_exponent: Scalar | None = None,
 ) -> optax.GradientTransformation:
     r"""The entropy-mirror step after any optimizer: the last link of a chain, where its updates are final steps.
 
@@ -127,7 +123,7 @@ def mirror_step(
         >>> params = jnp.ones(3)
         >>> updates, state = optimizer.update(jnp.ones(3), optimizer.init(params), params)
     """
-    _check(alpha=alpha, beta=beta, weight_decay=weight_decay, learning_rate=learning_rate, max_exponent=max_exponent)
+    _check(alpha=alpha, beta=beta, weight_decay=weight_decay, learning_rate=learning_rate)
     if learning_rate is None and not (_is_zero(beta) and _is_zero(weight_decay)):
         raise ValueError(
             f"beta={beta} and weight_decay={weight_decay} act at the learning rate: give mirror_step the learning_rate "
@@ -148,7 +144,6 @@ def mirror_step(
             alpha=alpha,
             decay=0.0 if lr is None else lr * weight_decay,
             shrink=0.0 if lr is None else lr * beta,
-            max_exponent=max_exponent,
         )
         updates = jax.tree.map(displacement, params, updates, _spread(mask, params), _spread(mirror_mask, params))
         return updates, MirrorStepState(optax.safe_increment(state.count))
@@ -215,7 +210,6 @@ def _displacement(
     alpha: Scalar,
     decay: Scalar,
     shrink: Scalar,
-    max_exponent: Scalar | None,
 ) -> jax.Array:
     """The whole displacement of one array, given the step of the optimizer before."""
     theta, out_dtype = jnp.asarray(theta), jnp.asarray(step).dtype
@@ -229,10 +223,7 @@ def _displacement(
     theta_half = theta - u - decay * theta if decays else theta - u
     theta_new = theta_half
     if mirrors:
-        exponent = -alpha * jnp.sign(theta_half) * u - shrink
-        if max_exponent is not None:
-            exponent = jnp.clip(exponent, -max_exponent, max_exponent)
-        theta_new = theta_half * jnp.exp(exponent)
+        theta_new = theta_half * jnp.exp(-alpha * jnp.sign(theta_half) * u - shrink)
     # Within a factor of two the difference is exact (Sterbenz), and adding it to theta gives theta_new to the last bit.
     return (theta_new - theta).astype(out_dtype)
 

@@ -48,15 +48,3 @@ def cast_nearest(x, DTYPE: tl.constexpr):
         lowest_kept_bit = (x.to(tl.uint32, bitcast=True) >> 16) & 1
         x = cast_stochastic(x, lowest_kept_bit + 0x7FFF)
     return x.to(DTYPE)
-
-
-@triton.jit
-def mirrored(theta, exponent, max_scale, BOUNDED: tl.constexpr):
-    """The mirror step on a block; see :mod:`horst.kernels.bounded_mirror`."""
-    grown = theta * tl.exp(exponent)
-    if not BOUNDED:
-        return grown
-    r = tl.abs(theta) / max_scale
-    y = tl.where(r < 1, tl.log(r), r - 1) + exponent
-    beyond = max_scale * tl.where(y < 0, tl.exp(y), 1 + y)
-    return tl.where((r < 1) & (y < 0), grown, tl.where(theta < 0, -beyond, beyond))

@@ -1,32 +1,12 @@
-"""``alpha="auto"``: the strength of the mirror step from the learning rate, the second beta and the weights themselves.
+"""``alpha="auto"``: the strength of the mirror step from the learning rate, the second beta and the weights' size.
 
-``alpha * lr`` is the learning rate of the logarithms of the weights. The rule fixes that product, the *rate*, at the
-learning rate the optimizer is built with: the peak of the usual schedules. A schedule then scales both steps alike. The
-rate is the least of
-
-- ``MAX_RATE``;
-- ``1 / sqrt(width)``: steps that agree over a row of a matrix add up, and wide models break down at rates that narrow
-  ones stand;
-- ``MAX_NOISE_IN_LOG * sqrt(1 - beta2)``. Adam divides by a mean of squared gradients over the last ``1 / (1 - beta2)``
-  steps, in which noise alone moves a logarithm by the rate times the root of that number; the weights must still be
-  those whose gradients were averaged. That is the idea. Measured: DeiT-small failed at a rate of 0.05 with a ``beta2``
-  of 0.999. So a rate of 0.1 takes a ``beta2`` of 0.96 or less, and AdamW's default of 0.999 gets 0.016.
-
-Alpha itself is at most ``MAX_MIRROR_PER_ADAM`` over the root mean square of the weights: on a weight of that size the
-mirror half of a step is at most so many times Adam's half. It binds at the small learning rates of fine-tuning, where a
-fixed rate would make alpha huge and destroy a trained model within a few steps.
-
-The rule also writes three bounds into the groups, unless a group has its own:
-
-- ``max_step``, ``MAX_RATE`` times the root mean square of the weights: larger learning rates are clipped to it. So
-  neither half of a usual step moves a weight of that size by more than about a tenth.
-- ``max_scale``, ``MAX_SCALE_PER_RMS`` times the root mean square, or times ``1 / alpha`` if that is more: it bounds the
-  metric ``|theta|`` (:mod:`horst.kernels.bounded_mirror`), in which a few weights would grow exponentially.
-- ``max_exponent``, ``alpha * lr``: it limits the exponent. Adam's step is about ``lr``, but up to seven times that for
-  weights whose gradients were zero for long, such as those that sparse training brings back.
-
-Together: the mirror step scales no weight by more than ``exp(alpha * lr)``, and moves none by more than
-``alpha * lr * max_scale``.
+``alpha * lr`` is the learning rate of the logarithms of the weights. The rule sets it, at the learning rate the
+optimizer is built with (the peak of the usual schedules), to ``NOISE_IN_LOG * sqrt(1 - beta2)``: Adam divides by a mean
+of squared gradients over about ``1 / (1 - beta2)`` steps, and in that time noise moves the logarithm of a weight by the
+rate times the root of that number, so the weights are still those whose gradients were averaged. Learning rates above
+``max_step``, which is ``MAX_STEP_PER_RMS`` times the weights' root mean square unless a group has its own, are clipped
+to it. Alpha is at most ``MAX_MIRROR_PER_ADAM`` over the root mean square: on a weight of that size the mirror half of a
+step is at most so many times Adam's half, which keeps the small learning rates of fine-tuning from making alpha huge.
 """
 
 from __future__ import annotations
@@ -44,22 +24,37 @@ from horst.user_warnings import warn_user
 
 Alpha = float | Literal["auto"]
 AUTO = "auto"
-BOUNDS = ("max_exponent", "max_scale", "max_step")
-MAX_RATE = 0.1
-MAX_NOISE_IN_LOG = 0.5
-MAX_SCALE_PER_RMS = 16.0
+NOISE_IN_LOG = 0.2
+MAX_STEP_PER_RMS = 0.1
 MAX_MIRROR_PER_ADAM = 4.0
+
+
+def chosen_alpha(lr: float, beta2: float, size: float, max_step: float) -> float:
+    """The rule: the rate over the learning rate, clipped where the mirror half would outweigh Adam's.
+
+    Args:
+        lr: Peak of the learning rate.
+        beta2: Decay rate of Adam's average of squared gradients.
+        size: Root mean square of the weights.
+        max_step: Bound that learning rates are clipped to.
+
+    Example:
+        >>> [round(chosen_alpha(lr, 0.999, 0.02, 0.002), 3) for lr in (1e-3, 1.0, 1e-5)]
+        [6.325, 3.162, 200.0]
+    """
+    rate = NOISE_IN_LOG * math.sqrt(1 - beta2)
+    return min(rate / min(lr, max_step), MAX_MIRROR_PER_ADAM / size)
 
 
 class AutoAlpha:
     """``alpha="auto"`` in the groups of one optimizer: chosen once, and watched afterwards.
 
     Args:
-        prefix: Prefix of the names ``alpha``, ``max_exponent``, ``max_scale`` and ``max_step`` in the groups.
+        prefix: Prefix of the names ``alpha`` and ``max_step`` in the groups.
     """
 
     def __init__(self, prefix: str = "") -> None:
-        self._alpha, self._max_exponent, self._max_scale, self._max_step = (prefix + x for x in ("alpha", *BOUNDS))
+        self._prefix, self._alpha, self._max_step = prefix, prefix + "alpha", prefix + "max_step"
         # by a group's first parameter: the alpha that was chosen, and the lr it was chosen for
         self._chosen: dict[int, tuple[float, float]] = {}
 
@@ -69,12 +64,12 @@ class AutoAlpha:
         mirrored: Callable[[dict[str, Any]], Iterable[Tensor]],
         everything: Iterable[Tensor],
     ) -> None:
-        """Replace ``"auto"`` in groups by the rule's number, and bounds that are None by the rule's.
+        """Replace ``"auto"`` in groups by the rule's number, and a ``max_step`` of None by the rule's.
 
         Args:
             groups: Groups of an optimizer.
-            mirrored: Function from a group to its tensors that get the mirror step. The size and width of those that
-                train decide.
+            mirrored: Function from a group to its tensors that get the mirror step. The size of those that train
+                decides.
             everything: All tensors of the optimizer; the others decide where those are all zeros, as a new bias is.
         """
         waiting = [group for group in groups if group[self._alpha] == AUTO]
@@ -93,44 +88,38 @@ class AutoAlpha:
             return
         refuse_flat_shards(own, "alpha='auto' looks at whole weights")
         chosen = [p for p in own if p.requires_grad] or own
-        size, width = root_mean_square(chosen), typical_width(chosen)
+        size = root_mean_square(chosen)
         if size == 0:
             zeros = set(map(id, own))
-            chosen = [p for p in everything if id(p) not in zeros]
-            size, width = root_mean_square(chosen), typical_width(chosen)
+            size = root_mean_square(p for p in everything if id(p) not in zeros)
         if not 0 < size < math.inf:
             raise ValueError(
                 f"alpha='auto' looks at the size of the weights, whose root mean square is {size}. Give them their "
                 "starting values before the optimizer is built, or give alpha as a number."
             )
+        max_step = MAX_STEP_PER_RMS * size
         clipped = 0.0  # the largest learning rate that is
         for group, lr in zip(waiting, peaks, strict=True):
-            _, beta2 = group.get("betas", (0.0, 0.0))  # an optimizer without them divides by no mean
-            rate = min(MAX_RATE, 1 / math.sqrt(width), MAX_NOISE_IN_LOG * math.sqrt(1 - float(beta2)))
             if group[self._max_step] is None:
-                group[self._max_step] = MAX_RATE * size
-                clipped = max(clipped, lr if lr > MAX_RATE * size else 0.0)
-            lr_counted = min(lr, group[self._max_step])
-            group[self._alpha] = min(rate / lr_counted, MAX_MIRROR_PER_ADAM / size)
-            if group[self._max_exponent] is None:
-                group[self._max_exponent] = group[self._alpha] * lr_counted
-            if group[self._max_scale] is None:
-                group[self._max_scale] = MAX_SCALE_PER_RMS * max(size, 1 / group[self._alpha])
+                group[self._max_step] = max_step
+                clipped = max(clipped, lr if lr > max_step else 0.0)
+            _, beta2 = group.get("betas", (0.0, 0.95))
+            group[self._alpha] = chosen_alpha(lr, float(beta2), size, group[self._max_step])
             self._chosen[_key(group)] = (group[self._alpha], lr)
         if clipped:
             warn_user(
-                f"lr={clipped:.3g} is more than {MAX_RATE:g} times the weights' root mean square of {size:.3g}, and "
-                f"alpha='auto' clips it to {MAX_RATE * size:.3g}. To use all of it, give the parameter groups "
+                f"lr={clipped:.3g} is more than {MAX_STEP_PER_RMS:g} times the weights' root mean square of "
+                f"{size:.3g}, and alpha='auto' clips it to {max_step:.3g}. To use all of it, give the parameter groups "
                 f"max_step={clipped:.3g}."
             )
 
     def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
         if group.get(self._alpha) == AUTO:
-            ours = (self._alpha, self._max_exponent, self._max_scale, self._max_step)
-            return {k: v for k, v in group.items() if k not in ours}
-        # a state of ours from before the learning rate was bounded goes on without; AdamW may carry our alpha too
-        return {self._max_step: None, **group} if self._max_exponent in group else group
+            return {k: v for k, v in group.items() if k not in (self._alpha, self._max_step)}
+        # A state of ours from before the learning rate was bounded goes on without. It is known by an entry that ours
+        # had in those days: AdamW may carry our alpha too.
+        return {self._max_step: None, **group} if self._prefix + "max_exponent" in group else group
 
     def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
         """Warn where a group's strength was chosen for a smaller learning rate than a loaded state without one has."""
@@ -167,22 +156,6 @@ def _key(group: dict[str, Any]) -> int:
 def _peak(group: dict[str, Any]) -> float:
     """The largest learning rate in a group: in the middle of a schedule its peak stands beside ``lr``."""
     return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if key in group)
-
-
-def typical_width(tensors: Iterable[Tensor]) -> float:
-    """The shorter side of the matrices, as a mean over their entries; a convolution counts as a matrix of its filters.
-
-    Without matrices, the root of the largest tensor's number of entries: sharding may leave only flat pieces.
-
-    Example:
-        >>> typical_width([torch.zeros(12, 4), torch.zeros(4, 16), torch.zeros(100)])
-        4.0
-    """
-    tensors = [t for t in tensors if t.numel()]
-    sides = [(t.numel(), min(len(t), t.numel() // len(t))) for t in tensors if t.dim() >= 2]
-    if sides:
-        return sum(count * side for count, side in sides) / sum(count for count, _ in sides)
-    return math.sqrt(max((t.numel() for t in tensors), default=1))
 
 
 @torch.no_grad()

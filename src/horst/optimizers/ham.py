@@ -23,13 +23,13 @@ class HAM(MirroredAdam):
     where :math:`\eta, \lambda, \alpha, \beta` are ``lr``, ``weight_decay``, ``alpha``, ``beta``. The gradient is what
     ``p.grad`` holds when ``step`` is called: clipped if you clip, unscaled under a GradScaler.
 
-    As in its authors' public code, the mirror step is taken on tensors of two or more dimensions, and its exponent is
-    clamped. Unlike Adam's step the gradient has no fixed size, so ``alpha`` does not carry over from HORST.
+    As in its authors' public code, the mirror step is taken on tensors of two or more dimensions. Unlike there, its
+    exponent is not clamped to 5: clip gradients that may be large. Unlike Adam's step the gradient has no fixed size,
+    so ``alpha`` does not carry over from HORST.
 
     Args:
         alpha: Strength of the mirror step; 200 in its authors' code.
         beta: Decay inside the mirror step; 1e-3 in its authors' code.
-        max_exponent: Limit of the exponent on both sides; 5 in its authors' code, None disables it.
 
     The other arguments are those of :class:`horst.HORST`; HAM has no ``l1``.
 
@@ -55,7 +55,6 @@ class HAM(MirroredAdam):
         *,
         alpha: float = 200.0,
         beta: float = 1e-3,
-        max_exponent: float | None = 5.0,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -69,7 +68,6 @@ class HAM(MirroredAdam):
             "weight_decay": weight_decay,
             "alpha": alpha,
             "beta": beta,
-            "max_exponent": max_exponent,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,

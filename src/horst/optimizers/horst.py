@@ -41,8 +41,8 @@ class HORST(MirroredAdam):
         eps: Constant added to the denominator.
         weight_decay: Decoupled decay, as in AdamW.
         alpha: Strength of the mirror step relative to ``lr``. The paper uses 5; its runs with 200 crashed. ``"auto"``
-            chooses it from ``lr`` (give the peak of the schedule) and the size of the weights at that moment, and
-            writes bounds that make it safe into the groups: :mod:`horst.optimizers.auto_alpha`.
+            chooses it from ``lr`` (give the peak of the schedule), ``betas`` and the present size of the weights, and
+            clips learning rates that are large beside the weights: :mod:`horst.optimizers.auto_alpha`.
         beta: Decay inside the mirror step; its effect is that of ``weight_decay``.
         l1: Strength of the soft threshold: each weight shrinks by ``lr * l1`` per step and reaches exactly zero. GPT-2
             small was trained with 0.03 at ``lr`` 1e-3 and 8e-3 for 6000 steps; a larger value prunes further and costs
@@ -62,7 +62,7 @@ class HORST(MirroredAdam):
         >>> model(torch.ones(3, 4)).square().mean().backward()
         >>> optimizer.step()
         >>> HORST([torch.nn.Parameter(torch.full((4, 4), 0.02))], lr=1e-3, alpha="auto").param_groups[0]["alpha"]
-        15.8...
+        6.32...
 
     References: HORST, Algorithm 2 and Corollary 4.5.
     """

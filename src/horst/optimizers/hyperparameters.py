@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
-from horst.optimizers.auto_alpha import AUTO, BOUNDS
+from horst.optimizers.auto_alpha import AUTO
+from horst.user_warnings import warn_user
+
+# Bounds of the mirror step that older checkpoints carry in their groups.
+REMOVED = ("max_exponent", "max_scale")
 
 
 def check_adam_hyperparameters(group: dict[str, Any]) -> None:
@@ -32,8 +37,7 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
     for i, b in enumerate(betas):
         if isinstance(b, bool) or not isinstance(b, numbers.Real) or not 0.0 <= float(b) < 1.0:
             raise ValueError(f"betas[{i}] must lie in [0, 1), got {b!r}.")
-    for name in BOUNDS:
-        check_bound(name, group[name])
+    check_max_step(group["max_step"])
     for name in ("foreach", "fused"):
         if group[name] is not None and not isinstance(group[name], bool):
             raise TypeError(f"{name} must be True, False or None (the optimizer chooses), got {group[name]!r}.")
@@ -53,13 +57,30 @@ def check_alpha(value: object, hint: str) -> None:
         check_number("alpha", value, hint)
 
 
-def check_bound(name: str, value: object) -> None:
+def check_max_step(value: object) -> None:
     """Refuse what is neither None nor a number above 0."""
     if value is not None:
-        check_number(name, value, "use None for no bound")
+        check_number("max_step", value, "use None for no bound")
         if value == 0:
-            off = "lr=0 for no step" if name.endswith("max_step") else "alpha=0, beta=0 for no mirror step"
-            raise ValueError(f"{name} must be above 0, got 0. Use {off}.")
+            raise ValueError("max_step must be above 0, got 0. Use lr=0 for no step.")
+
+
+def drop_removed(options: Iterable[dict[str, Any]], names: Iterable[str] = REMOVED) -> None:
+    """Delete entries that older checkpoints carry; one warning names those that were set.
+
+    Example:
+        >>> group = {"lr": 1e-3, "max_exponent": None, "max_scale": None}
+        >>> drop_removed([group])
+        >>> group
+        {'lr': 0.001}
+    """
+    names = tuple(names)
+    found = {name for entries in options for name in names if entries.pop(name, None) is not None}
+    if found:
+        warn_user(
+            f"the parameter groups carry {' and '.join(sorted(found))}, which no longer exists: the mirror step has no "
+            "such bound, and the entry is dropped. If steps are too large without it, lower alpha or lr."
+        )
 
 
 def check_number(name: str, value: object, hint: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, overload
@@ -20,8 +19,8 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
-from horst.optimizers.auto_alpha import AUTO, BOUNDS, AutoAlpha
-from horst.optimizers.hyperparameters import check_adam_hyperparameters
+from horst.optimizers.auto_alpha import AUTO, AutoAlpha
+from horst.optimizers.hyperparameters import check_adam_hyperparameters, drop_removed
 from horst.optimizers.step_cache import StepCache
 from horst.optimizers.step_parts import Parts, at_most, local_shards, split
 from horst.parameters.kinds import refuse_flat_shards
@@ -31,7 +30,7 @@ from horst.user_warnings import warn_user
 __all__ = ["MirroredAdam"]
 
 _EXP_AVG, _EXP_AVG_SQ, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))
-_LARGE_EXPONENT = 0.5  # of one step: more than this, unbounded, gets a warning
+_LARGE_EXPONENT = 0.5  # of one step: more than this gets a warning
 # How the step runs on this machine, not what it computes: a checkpoint does not change it.
 _OF_THIS_MACHINE = ("foreach", "fused", "capturable")
 # Options of AdamW that we do not have; a state of AdamW brings them.
@@ -43,14 +42,14 @@ class MirroredAdam(Optimizer):
 
     Args:
         params: Parameters, named parameters or groups.
-        defaults: Options of groups that bring none of their own. The bounds of ``alpha="auto"`` are added.
+        defaults: Options of groups that bring none of their own. The ``max_step`` of ``alpha="auto"`` is added.
     """
 
     # Along lr * gradient (HAM) or along Adam's own step (HORST).
     _along_gradient: ClassVar[bool]
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        defaults = {**dict.fromkeys(BOUNDS), **defaults}
+        defaults = {"max_step": None, **defaults}
         check_adam_hyperparameters(defaults)
         if isinstance(params, torch.nn.Module):
             raise TypeError(f"{type(self).__name__} takes parameters, got a module: give model.parameters().")
@@ -60,6 +59,7 @@ class MirroredAdam(Optimizer):
         self._is_built = False
         super().__init__(params, defaults)
         self._is_built = True
+        drop_removed(self.param_groups)
         self._warn_of_options_without_effect(params)
         self._resolve_auto(self.param_groups)
 
@@ -99,7 +99,8 @@ class MirroredAdam(Optimizer):
             group = self.param_groups[-1]
             if not all(self._choose_mirrored(group, group["params"])):
                 refuse_flat_shards(group["params"], f"{type(self).__name__} takes its mirror step on matrices")
-            if self._is_built:  # else all groups are resolved together
+            if self._is_built:  # else it is done for all groups together
+                drop_removed([group])
                 self._resolve_auto([group])
         except BaseException:
             self.param_groups.pop()
@@ -173,11 +174,12 @@ class MirroredAdam(Optimizer):
         self._warned_of_bfloat16 = True
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
         self.__dict__.setdefault("_auto", AutoAlpha())
-        added_later = dict.fromkeys(BOUNDS) | ({} if self._along_gradient else {"l1": 0.0})
+        added_later = {"max_step": None} | ({} if self._along_gradient else {"l1": 0.0})
         self.defaults = {**added_later, **self.defaults}
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
+        drop_removed([self.defaults, *self.param_groups])
 
     def set_masks(self, masks: Mapping[Tensor, Tensor | None]) -> None:
         """Keep pruned weights at zero inside the step: on the fused backend, in the same pass over memory.
@@ -287,12 +289,10 @@ class MirroredAdam(Optimizer):
                 weight_decay=group["weight_decay"],
                 alpha=group["alpha"] if on else 0.0,
                 beta=group["beta"] if on else 0.0,
-                max_exponent=group["max_exponent"],
                 along_gradient=self._along_gradient,
                 maximize=group["maximize"],
                 capturable=group["capturable"],
                 stochastic_rounding=group["stochastic_rounding"],
-                max_scale=group["max_scale"],
                 l1=group["l1"] if on and "l1" in self.defaults else 0.0,
             )
             horst_step(
@@ -313,13 +313,12 @@ class MirroredAdam(Optimizer):
                 "Make the optimizer with capturable=True, and with a tensor lr if a schedule changes it."
             )
         self._auto.check_step(group)
-        if self._warned or self._along_gradient or isinstance(group["lr"], Tensor) or group["max_scale"] is not None:
+        if self._warned or self._along_gradient or isinstance(group["lr"], Tensor):
             return
         product = group["alpha"] * at_most(group["lr"], group["max_step"])
-        exponent = min(product, group["max_exponent"] or math.inf)
-        if exponent > _LARGE_EXPONENT:
+        if product > _LARGE_EXPONENT:
             self._warned = True
             warn_user(
-                f"alpha * lr is {product:.3g}: one step may change a weight by a factor of exp({exponent:.3g}). The "
+                f"alpha * lr is {product:.3g}: one step may change a weight by a factor of exp({product:.3g}). The "
                 "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, or use alpha='auto'."
             )

@@ -14,8 +14,8 @@ from torch.optim.optimizer import StateDict
 from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
-from horst.optimizers.auto_alpha import AUTO, BOUNDS, Alpha, AutoAlpha
-from horst.optimizers.hyperparameters import check_alpha, check_bound, check_number
+from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
+from horst.optimizers.hyperparameters import REMOVED, check_alpha, check_max_step, check_number, drop_removed
 from horst.optimizers.known_optimizers import decays_apart, refuse_auto
 from horst.optimizers.mirrored_adam import MirroredAdam
 from horst.optimizers.step_parts import at_most
@@ -23,7 +23,7 @@ from horst.parameters.sharding import local_shard
 
 __all__ = ["WithMirrorStep", "with_mirror_step"]
 
-_OPTIONS = ("alpha", "beta", *BOUNDS)
+_OPTIONS = ("alpha", "beta", "max_step")
 
 
 def with_mirror_step(
@@ -93,12 +93,13 @@ class WithMirrorStep(Optimizer):
         self._launches: dict[int, LaunchCache] = defaultdict(LaunchCache)
         self._auto = AutoAlpha("mirror_")
         self._is_built = False  # until then nothing of base may change
-        own = {"mirror_alpha": alpha, "mirror_beta": beta, **{f"mirror_{bound}": None for bound in BOUNDS}}
+        own = {"mirror_alpha": alpha, "mirror_beta": beta, "mirror_max_step": None}
         _check(own)
         super().__init__(base.param_groups, {**base.defaults, **own})
         options = [self._mirror_options(group) for group in base.param_groups]
         self._resolve_auto(options)
         self._is_built = True
+        self._drop_removed(base.param_groups)
         for group, chosen in zip(base.param_groups, options, strict=True):
             self._write(group, chosen)
 
@@ -126,11 +127,12 @@ class WithMirrorStep(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to ``base``; an error changes nothing.
 
-        ``alpha``, ``beta`` and the bounds in it are the mirror step's, unless ``base`` has an option of that name.
+        ``alpha``, ``beta`` and ``max_step`` in it are the mirror step's, unless ``base`` has an option of that name.
         """
         if not self._is_built:  # called by the base class for groups that are there
             return
         group = {**param_group}
+        self._drop_removed([group])
         if isinstance(group["params"], Iterator):  # it is read twice
             group["params"] = list(group["params"])
         chosen = self._mirror_options({**self.base.defaults, **group})
@@ -157,6 +159,10 @@ class WithMirrorStep(Optimizer):
             if name not in self.base.defaults:
                 group.pop(name, None)
             group[f"mirror_{name}"] = options[f"mirror_{name}"]
+
+    def _drop_removed(self, options: list[dict[str, Any]]) -> None:
+        ours = [name for name in REMOVED if name not in self.base.defaults]
+        drop_removed(options, [*ours, *(f"mirror_{name}" for name in REMOVED)])
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
         everything = (p for group in self.param_groups for p in group["params"])
@@ -191,6 +197,7 @@ class WithMirrorStep(Optimizer):
         for options in (self.defaults, *self.param_groups):
             options.setdefault("mirror_max_step", None)  # a pickle or a state from before it existed
         self._launches = defaultdict(LaunchCache)
+        self._drop_removed([self.defaults, *self.param_groups])
 
     def _decay(self, group: dict[str, Any]) -> float | Tensor:
         """The share of each weight that the base optimizer's step takes as decoupled decay."""
@@ -260,8 +267,7 @@ class WithMirrorStep(Optimizer):
                 copies = torch._foreach_mul([local_shard(p) for p in params], 1.0)  # by few calls
                 # read before the step, in case the optimizer schedules itself
                 shrink = group["lr"] * group["mirror_beta"] if group["mirror_beta"] != 0 else 0.0
-                bounds = (group["mirror_max_exponent"], group["mirror_max_scale"])
-                options = MirrorOptions(group["mirror_alpha"], self._decay(group), shrink, *bounds)
+                options = MirrorOptions(group["mirror_alpha"], self._decay(group), shrink)
                 work.append((i, list(zip(params, copies, strict=True)), options))
         return work
 
@@ -275,5 +281,4 @@ def _restore_lr(clipped: list[tuple[dict[str, Any], Any, Any]]) -> None:
 def _check(options: dict[str, Any]) -> None:
     check_alpha(options["mirror_alpha"], "use 0 for no mirror step")
     check_number("beta", options["mirror_beta"], "use 0 for none")
-    for name in BOUNDS:
-        check_bound(name, options[f"mirror_{name}"])
+    check_max_step(options["mirror_max_step"])

@@ -337,5 +337,5 @@ def test_what_auto_found_by_another_rule_is_not_taken_for_this_one(tmp_path, mon
     path = tmp_path / "outcome.json"
     assert load_or_run(path, {"alpha": "auto"}, lambda: {"found": 1})["found"] == 1
     assert load_or_run(path, {"alpha": "auto"}, lambda: {"found": 2})["found"] == 1
-    monkeypatch.setattr(auto_alpha, "MAX_RATE", 2 * auto_alpha.MAX_RATE)
+    monkeypatch.setattr(auto_alpha, "NOISE_IN_LOG", 2 * auto_alpha.NOISE_IN_LOG)
     assert load_or_run(path, {"alpha": "auto"}, lambda: {"found": 2})["found"] == 2

@@ -17,18 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horst.kernels.bounded_mirror import LOG2_E, mirror_
 from horst.kernels.cache_blocking import cache_sized_pieces
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.rounding import rounding_noise, stochastic_round
 from horst.kernels.soft_threshold import soft_threshold_
 
 _HALF = (torch.bfloat16, torch.float16)
+# exp(x) is computed as 2**(x * LOG2_E): on a CPU torch's exp2 takes a third of the time of its exp.
+LOG2_E = math.log2(math.e)
 
 
 def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None:
     """Update each parameter in turn, in place."""
-    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, *_) = options
+    lr, beta1, beta2, eps, weight_decay, alpha, beta, along_gradient, maximize, capturable, *_ = options
     lr = _host_scalar(lr, capturable)
     for step in tensors.steps:
         step += 1
@@ -59,9 +60,7 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
                 exponent.mul_((lr if along_gradient else rate) * (-alpha * LOG2_E))
                 if beta != 0:
                     exponent.sub_(lr * (beta * LOG2_E))
-                if max_exponent is not None:
-                    exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
-                mirror_(theta, exponent, options.max_scale)
+                theta.mul_(exponent.exp2_())
             if options.l1:
                 soft_threshold_([theta], lr * options.l1)
             if is_half:
@@ -76,7 +75,7 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
 
 def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
     """Update all parameters with one call per term of the formula, in place. Temporaries: two copies of them."""
-    (lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, along_gradient, maximize, capturable, *_) = options
+    lr, beta1, beta2, eps, weight_decay, alpha, beta, along_gradient, maximize, capturable, *_ = options
     lr = _host_scalar(lr, capturable)
     for part in _by_device_and_dtype(tensors):
         params, grads, exp_avgs, exp_avg_sqs, steps = part
@@ -113,16 +112,8 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
                 shrink: Any = lr * beta
                 # one tensor for all would be read by the host; a list of it is not
                 torch._foreach_sub_(exponent, [shrink] * len(exponent) if isinstance(shrink, Tensor) else shrink)
-            if max_exponent is not None:
-                torch._foreach_clamp_max_(exponent, max_exponent)
-                torch._foreach_clamp_min_(exponent, -max_exponent)
-            if options.max_scale is None:
-                torch._foreach_exp_(exponent)
-                torch._foreach_mul_(theta, exponent)
-            else:
-                torch._foreach_mul_(exponent, LOG2_E)
-                for t, e in zip(theta, exponent, strict=True):
-                    mirror_(t, e, options.max_scale)
+            torch._foreach_exp_(exponent)
+            torch._foreach_mul_(theta, exponent)
         if options.l1:
             _soft_threshold_multi_tensor(theta, lr * options.l1)
         if is_half:

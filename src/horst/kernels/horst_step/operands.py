@@ -27,12 +27,10 @@ class StepOptions(NamedTuple):
     Attributes:
         alpha: Strength of the mirror step. With ``beta`` 0 too, the step is AdamW's.
         beta: Decay inside the mirror step.
-        max_exponent: Limit of the mirror step's exponent on both sides; None disables it.
         along_gradient: Whether the mirror step goes along ``lr * grad`` (HAM) instead of Adam's step (HORST).
         maximize: Whether to ascend: the gradient changes its sign.
         capturable: Whether the host must not read the step counters or a tensor ``lr``.
         stochastic_rounding: Whether bfloat16 parameters are rounded at random (:mod:`horst.kernels.rounding`).
-        max_scale: Bound on the mirror step's metric (:mod:`horst.kernels.bounded_mirror`); None disables it.
         l1: Strength of the soft threshold at the end of the step: each weight shrinks by ``lr * l1``.
     """
 
@@ -43,12 +41,10 @@ class StepOptions(NamedTuple):
     weight_decay: float
     alpha: float
     beta: float
-    max_exponent: float | None = None
     along_gradient: bool = False
     maximize: bool = False
     capturable: bool = False
     stochastic_rounding: bool = False
-    max_scale: float | None = None
     l1: float = 0.0
 
     @property

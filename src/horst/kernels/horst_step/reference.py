@@ -6,9 +6,9 @@ every fast path is tested against these in float64.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from horst.kernels.bounded_mirror import bounded_mirror_reference
 from horst.kernels.soft_threshold import soft_threshold_reference
 
 
@@ -26,8 +26,6 @@ def horst_step_reference(
     weight_decay: float,
     alpha: float,
     beta: float,
-    max_exponent: float | None = None,
-    max_scale: float | None = None,
     l1: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""One step of Algorithm 2: AdamW, then the entropy mirror step along the same direction.
@@ -39,21 +37,17 @@ def horst_step_reference(
             \exp(-\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot u_k - \eta \beta)
 
     where :math:`\eta, \lambda, \epsilon, \alpha, \beta` are ``lr``, ``weight_decay``, ``eps``, ``alpha``, ``beta``.
-    The three options below go beyond the paper.
 
     Args:
         step: Number of this step, counted from 1.
-        max_exponent: Limit of the exponent on both sides; None disables it.
-        max_scale: Bound on the mirror step's metric (:mod:`horst.kernels.bounded_mirror`); None disables it.
-        l1: Strength of the soft threshold ``lr * l1`` that ends the step; 0 disables it.
+        l1: Strength of the soft threshold ``lr * l1`` that ends the step; 0, as in the paper, disables it.
 
     Returns:
         The new ``theta``, ``m`` and ``v``.
     """
     u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
     theta_half = theta - u - lr * weight_decay * theta
-    exponent = _clamp(-alpha * theta_half.sign() * u - lr * beta, max_exponent)
-    theta = bounded_mirror_reference(theta_half, exponent, max_scale)
+    theta = theta_half * torch.exp(-alpha * theta_half.sign() * u - lr * beta)
     return soft_threshold_reference(theta, lr * l1) if l1 else theta, m, v
 
 
@@ -71,8 +65,6 @@ def ham_step_reference(
     weight_decay: float,
     alpha: float,
     beta: float,
-    max_exponent: float | None = None,
-    max_scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""One step of Algorithm 1: AdamW, then the entropy mirror step along the raw gradient.
 
@@ -85,8 +77,7 @@ def ham_step_reference(
     """
     u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
     theta_half = theta - u - lr * weight_decay * theta
-    exponent = _clamp(-lr * (alpha * theta_half.sign() * g + beta), max_exponent)
-    return bounded_mirror_reference(theta_half, exponent, max_scale), m, v
+    return theta_half * torch.exp(-lr * (alpha * theta_half.sign() * g + beta)), m, v
 
 
 def _adam(
@@ -97,7 +88,3 @@ def _adam(
     v = beta2 * v + (1 - beta2) * g * g
     u = lr * (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + eps)
     return u, m, v
-
-
-def _clamp(exponent: Tensor, max_exponent: float | None) -> Tensor:
-    return exponent if max_exponent is None else exponent.clamp(-max_exponent, max_exponent)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from horst.kernels.horst_step.operands import StepOptions, StepTensors
 from horst.kernels.multi_tensor import LaunchCache, share_one_dense_layout
-from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, locate, mirrored, mix
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, locate, mix
 
 
 @triton.jit
@@ -29,11 +29,9 @@ def _one_minus_exp(x, ACC: tl.constexpr):
 @triton.jit
 def _update_block(
     theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
-    lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-    max_exponent, max_scale, l1,
+    lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, l1,
     ACC: tl.constexpr, MASKED: tl.constexpr, MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr,
-    CLAMP: tl.constexpr, BOUNDED: tl.constexpr, L1: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr,
-    SPARSE: tl.constexpr,
+    L1: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr,
 ):  # fmt: skip
     """The lines of reference.py, in their order, on one block. Loads in the storage dtypes, computes in ACC."""
     mask = offsets < n if MASKED else None  # a mask the compiler cannot see through forbids 16-byte accesses
@@ -66,10 +64,7 @@ def _update_block(
     if MIRROR:
         direction = tl.full((), alpha, ACC) * (lr * g if ALONG_GRADIENT else u)
         exponent = tl.where(theta < 0, direction, -direction) - lr * tl.full((), beta, ACC)
-        if CLAMP:
-            limit = tl.full((), max_exponent, ACC)
-            exponent = tl.minimum(tl.maximum(exponent, -limit), limit)
-        theta = mirrored(theta, exponent, tl.full((), max_scale, ACC), BOUNDED)
+        theta = theta * tl.exp(exponent)
     if L1:
         threshold = lr * tl.full((), l1, ACC)
         shrunk = tl.where(theta < 0, theta + threshold, theta - threshold)
@@ -92,11 +87,10 @@ def _horst_kernel(
     table, grad_table, chunks, tickets, lr_ptr, grad_scale_ptr, found_inf_ptr,
     lr: tl.float64, log_beta1: tl.float64, log_beta2: tl.float64,
     one_minus_beta1: tl.float64, beta2: tl.float64, one_minus_beta2: tl.float64,
-    eps: tl.float64, weight_decay: tl.float64, alpha: tl.float64, beta: tl.float64,
-    max_exponent: tl.float64, max_scale: tl.float64, l1: tl.float64,
+    eps: tl.float64, weight_decay: tl.float64, alpha: tl.float64, beta: tl.float64, l1: tl.float64,
     THETA: tl.constexpr, M: tl.constexpr, V: tl.constexpr, GRAD: tl.constexpr, ACC: tl.constexpr,
-    MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr, CLAMP: tl.constexpr, BOUNDED: tl.constexpr,
-    L1: tl.constexpr, MAXIMIZE: tl.constexpr, STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
+    MIRROR: tl.constexpr, ALONG_GRADIENT: tl.constexpr, L1: tl.constexpr, MAXIMIZE: tl.constexpr,
+    STOCHASTIC: tl.constexpr, SPARSE: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
     tensor, start = locate(chunks, BLOCK, BLOCKS_PER_CHUNK)
@@ -127,16 +121,14 @@ def _horst_kernel(
     if start + BLOCK <= n:
         _update_block(
             theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
-            lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-            max_exponent, max_scale, l1,
-            ACC, False, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, L1, MAXIMIZE, STOCHASTIC, SPARSE,
+            lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, l1,
+            ACC, False, MIRROR, ALONG_GRADIENT, L1, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
     else:
         _update_block(
             theta_ptr, g_ptr, m_ptr, v_ptr, step_ptr, keep_ptr, offsets, n, salt, lr_ptr, grad_scale_ptr,
-            lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta,
-            max_exponent, max_scale, l1,
-            ACC, True, MIRROR, ALONG_GRADIENT, CLAMP, BOUNDED, L1, MAXIMIZE, STOCHASTIC, SPARSE,
+            lr, log_beta1, log_beta2, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, alpha, beta, l1,
+            ACC, True, MIRROR, ALONG_GRADIENT, L1, MAXIMIZE, STOCHASTIC, SPARSE,
         )  # fmt: skip
 
     # The program that draws a tensor's last ticket advances its step counter: no second launch. After the barrier every
@@ -179,7 +171,7 @@ def horst_step_triton(
         # no program visits it, but ranks must agree on the counter of a parameter with empty shards
         steps[i].add_(1 if found_inf is None else (found_inf == 0).to(steps[i]).view(()))
 
-    lr, beta1, beta2, eps, weight_decay, alpha, beta, max_exponent, *_ = options
+    lr, beta1, beta2, eps, weight_decay, alpha, beta, *_ = options
     for launch in launches:
         device = launch.table.device
         theta_dtype, m_dtype, v_dtype, *_, grad_dtype = launch.dtypes
@@ -210,8 +202,6 @@ def horst_step_triton(
                 weight_decay,
                 alpha,
                 beta,
-                math.inf if max_exponent is None else max_exponent,
-                math.inf if options.max_scale is None else options.max_scale,
                 options.l1,
             ),
             (
@@ -222,8 +212,6 @@ def horst_step_triton(
                 TRITON_DTYPES[acc],
                 options.has_mirror_step,
                 options.along_gradient,
-                max_exponent is not None,
-                options.max_scale is not None,
                 options.l1 != 0,
                 options.maximize,
                 options.stochastic_rounding and theta_dtype is torch.bfloat16,

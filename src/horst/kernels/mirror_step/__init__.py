@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from horst.kernels.backends import Backend
-from horst.kernels.bounded_mirror import LOG2_E, mirror_
 from horst.kernels.cache_blocking import cache_sized_pieces
+from horst.kernels.horst_step.eager import LOG2_E
 from horst.kernels.mirror_step.reference import mirror_step_reference
 from horst.kernels.multi_tensor import LaunchCache
 
@@ -26,15 +26,11 @@ class MirrorOptions(NamedTuple):
         alpha: Strength of the mirror step.
         decay: Share of the weight that decoupled decay took in the step before (lr * weight_decay), 0 for none.
         shrink: Part of the exponent that does not depend on the direction (lr * beta).
-        max_exponent: Limit of the exponent on both sides; None disables it.
-        max_scale: Bound on the metric (:mod:`horst.kernels.bounded_mirror`); None disables it.
     """
 
     alpha: float
     decay: float | Tensor = 0.0
     shrink: float | Tensor = 0.0
-    max_exponent: float | None = None
-    max_scale: float | None = None
 
 
 def mirror_step(
@@ -60,16 +56,14 @@ def mirror_step(
     if backend == "fused":
         _fused(params, before, options, cache or LaunchCache())
         return
-    alpha, decay, shrink, max_exponent, max_scale = options
+    alpha, decay, shrink = options
     for param, old in zip(params, before, strict=True):
         is_half = param.dtype in (torch.bfloat16, torch.float16)
         for theta, theta_before in [(param.float(), old.float())] if is_half else cache_sized_pieces(param, old):
             exponent = theta_before.mul(1 - decay).sub_(theta).mul_(theta.sign()).mul_(-alpha * LOG2_E)
             if isinstance(shrink, Tensor) or shrink != 0:
                 exponent.sub_(shrink * LOG2_E)
-            if max_exponent is not None:
-                exponent.clamp_(-max_exponent * LOG2_E, max_exponent * LOG2_E)
-            mirror_(theta, exponent, max_scale)
+            theta.mul_(exponent.exp2_())
             if is_half:
                 param.copy_(theta)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-
-from horst.kernels.bounded_mirror import bounded_mirror_reference
 
 
 def mirror_step_reference(
@@ -15,8 +14,6 @@ def mirror_step_reference(
     weight_decay: float,
     alpha: float,
     beta: float,
-    max_exponent: float | None = None,
-    max_scale: float | None = None,
 ) -> Tensor:
     r"""The entropy mirror step along the displacement of the step before.
 
@@ -26,11 +23,7 @@ def mirror_step_reference(
             \exp(-\alpha\, \mathrm{sign}(\theta_{k+1/2}) \odot u_k - \eta \beta)
 
     where :math:`\eta, \lambda, \alpha, \beta` are ``lr``, ``weight_decay``, ``alpha``, ``beta``, and
-    :math:`\theta_k, \theta_{k+1/2}` are ``theta``, ``theta_half``. ``max_scale`` bounds the metric, see
-    :mod:`horst.kernels.bounded_mirror`.
+    :math:`\theta_k, \theta_{k+1/2}` are ``theta``, ``theta_half``.
     """
     u = (1 - lr * weight_decay) * theta - theta_half
-    exponent = -alpha * theta_half.sign() * u - lr * beta
-    if max_exponent is not None:
-        exponent = exponent.clamp(-max_exponent, max_exponent)
-    return bounded_mirror_reference(theta_half, exponent, max_scale)
+    return theta_half * torch.exp(-alpha * theta_half.sign() * u - lr * beta)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -11,30 +9,28 @@ from torch import Tensor
 
 from horst.kernels.mirror_step import MirrorOptions
 from horst.kernels.multi_tensor import LaunchCache, share_one_dense_layout
-from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, locate, mirrored
+from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, locate
 
 
 @triton.jit
 def _mirror_block(
-    theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, max_scale,
-    ACC: tl.constexpr, MASKED: tl.constexpr, CLAMP: tl.constexpr, BOUNDED: tl.constexpr,
+    theta_ptr, old_ptr, offsets, n, alpha, decay, shrink,
+    ACC: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     mask = offsets < n if MASKED else None
     theta = tl.load(theta_ptr + offsets, mask=mask).to(ACC)
     old = tl.load(old_ptr + offsets, mask=mask).to(ACC)
     u = (1 - decay) * old - theta
     exponent = tl.where(theta < 0, alpha * u, -alpha * u) - shrink
-    if CLAMP:
-        exponent = tl.minimum(tl.maximum(exponent, -max_exponent), max_exponent)
-    theta = mirrored(theta, exponent, max_scale, BOUNDED)
+    theta = theta * tl.exp(exponent)
     tl.store(theta_ptr + offsets, cast_nearest(theta, theta_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _mirror_kernel(
     table, old_table, chunks, decay_ptr, shrink_ptr,
-    alpha: tl.float64, decay: tl.float64, shrink: tl.float64, max_exponent: tl.float64, max_scale: tl.float64,
-    THETA: tl.constexpr, OLD: tl.constexpr, ACC: tl.constexpr, CLAMP: tl.constexpr, BOUNDED: tl.constexpr,
+    alpha: tl.float64, decay: tl.float64, shrink: tl.float64,
+    THETA: tl.constexpr, OLD: tl.constexpr, ACC: tl.constexpr,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_CHUNK: tl.constexpr,
 ):  # fmt: skip
     tensor, start = locate(chunks, BLOCK, BLOCKS_PER_CHUNK)
@@ -56,17 +52,11 @@ def _mirror_kernel(
     else:
         shrink = tl.full((), shrink, ACC)
     alpha = tl.full((), alpha, ACC)
-    max_exponent = tl.full((), max_exponent, ACC)
-    max_scale = tl.full((), max_scale, ACC)
     offsets = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:
-        _mirror_block(
-            theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, max_scale, ACC, False, CLAMP, BOUNDED
-        )  # fmt: skip
+        _mirror_block(theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, ACC, False)
     else:
-        _mirror_block(
-            theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, max_exponent, max_scale, ACC, True, CLAMP, BOUNDED
-        )  # fmt: skip
+        _mirror_block(theta_ptr, old_ptr, offsets, n, alpha, decay, shrink, ACC, True)
 
 
 def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: MirrorOptions, cache: LaunchCache) -> None:
@@ -79,7 +69,7 @@ def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: Mirr
         staged = [(p, copy) for (p, _), (copy, _) in zip(pairs, walkable, strict=True) if p is not copy]
         launches = cache.plan(([p for p, _ in walkable],), [old for _, old in walkable], keep=not staged)
 
-    alpha, decay, shrink, max_exponent, max_scale = options
+    alpha, decay, shrink = options
     for launch in launches:
         device = launch.table.device
         theta_dtype, old_dtype = launch.dtypes
@@ -95,16 +85,8 @@ def mirror_step_triton(params: list[Tensor], before: list[Tensor], options: Mirr
                 alpha,
                 0.0 if isinstance(decay, Tensor) else decay,
                 0.0 if isinstance(shrink, Tensor) else shrink,
-                math.inf if max_exponent is None else max_exponent,
-                math.inf if max_scale is None else max_scale,
             ),
-            (
-                TRITON_DTYPES[theta_dtype],
-                TRITON_DTYPES[old_dtype],
-                TRITON_DTYPES[acc],
-                max_exponent is not None,
-                max_scale is not None,
-            ),
+            (TRITON_DTYPES[theta_dtype], TRITON_DTYPES[old_dtype], TRITON_DTYPES[acc]),
             may_reuse=from_device == [None, None],
         )
     for original, copy in staged:

@@ -85,12 +85,10 @@ class AlternatingMethod(Method):
     Args:
         along: Direction; ``"adam"`` is HORST (Algorithm 2), ``"gradient"`` is HAM (Algorithm 1).
         alpha: Strength of the mirror step.
-        max_exponent: Limit of the exponent. HAM's wrapper clamps it to ±5; HORST does not.
     """
 
     along: str
     alpha: float
-    max_exponent: float | None = None
 
     def init(self, theta: Tensor) -> State:
         """Adam's averages and the number of steps."""
@@ -100,7 +98,7 @@ class AlternatingMethod(Method):
         """One step of the paper's algorithm, without weight decay: it would bound theta and hide the direction."""
         step = state["step"] + 1
         reference = horst_step_reference if self.along == "adam" else ham_step_reference
-        own: dict[str, Any] = {"alpha": self.alpha, "beta": 0.0, "max_exponent": self.max_exponent}
+        own: dict[str, Any] = {"alpha": self.alpha, "beta": 0.0}
         adamw: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
         theta, m, v = reference(theta, g, state["m"], state["v"], float(step), lr=lr, **adamw, **own)
         return theta, {"m": m, "v": v, "step": step}
@@ -191,6 +189,6 @@ def methods_by_name(*, gamma: float = 1e-3, horst_alpha: float = 5.0, ham_alpha:
         OperatorMethod(name="exp_adam", label="Exp-Adam", operator=entropy @ Adam(), exact=True),
         OperatorMethod(name="adam_exp", label="Adam-Exp", operator=Adam() @ entropy),
         AlternatingMethod(name="horst", label="HORST", along="adam", alpha=horst_alpha),
-        AlternatingMethod(name="ham", label="HAM", along="gradient", alpha=ham_alpha, max_exponent=5.0),
+        AlternatingMethod(name="ham", label="HAM", along="gradient", alpha=ham_alpha),
     ]
     return {method.name: method for method in methods}

@@ -66,9 +66,8 @@ def run(config: Config) -> Found:
             label=f"{label}, alpha {alpha:g}",
             along=along,
             alpha=alpha,
-            max_exponent=limit,
         )
-        for name, label, along, limit in (("horst", "HORST", "adam", None), ("ham", "HAM", "gradient", 5.0))
+        for name, label, along in (("horst", "HORST", "adam"), ("ham", "HAM", "gradient"))
         for alpha in config.alphas
     ]
     rows += _run_together(["base"], alphas, config)

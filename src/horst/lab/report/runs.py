@@ -261,6 +261,8 @@ def settings_of(result: Result) -> dict[str, Any]:
     run = {**run, **run.get("loop", {})}
     given = run.get("optimization", {})
     found = {name: given.get(name) for name in ("lr", "weight_decay", "decay", "mirror")}
+    if left_out := given.get("no_mirror"):
+        found["mirror"] = f"{found['mirror']} but {', '.join(left_out)}"
     found |= {"beta2": given.get("betas", (None, None))[1], "width": run.get("model", {}).get("width")}
     return found | {name: run[name] for name in ("steps", "epochs") if name in run}
 
