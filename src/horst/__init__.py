@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from horst.optimizers.operator_optimizer import OperatorOptimizer
     from horst.optimizers.param_groups import param_groups
     from horst.optimizers.with_mirror_step import with_mirror_step
+    from horst.recovery.sparsify import sparsify
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "operators",
     "param_groups",
     "pruning",
+    "sparsify",
     "sparsity",
     "with_mirror_step",
 ]
@@ -33,6 +35,7 @@ _HOMES = {
     "HORST": "horst.optimizers.horst",
     "OperatorOptimizer": "horst.optimizers.operator_optimizer",
     "param_groups": "horst.optimizers.param_groups",
+    "sparsify": "horst.recovery.sparsify",
     "with_mirror_step": "horst.optimizers.with_mirror_step",
 }
 
