@@ -9,7 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.sparsity import ACDC, GMP, IMP, SET, SRSTE, AtInit, Cubic, DropGrow, Phases, RigL, Rounds, Sparsifier, Static
+from horst.sparsity import (
+    ACDC,
+    ADMM,
+    GMP,
+    IMP,
+    SET,
+    SRSTE,
+    AtInit,
+    Cubic,
+    DropGrow,
+    Phases,
+    RigL,
+    Rounds,
+    Sparsifier,
+    Static,
+)
 
 TOTAL = 26  # steps of a run
 WIDTH = 8
@@ -57,6 +72,7 @@ PHASES = Phases((4, 8, 13, 17, 21), end=TOTAL)
 CUBIC = Cubic(begin=3, end=20, every=5)
 DROP_GROW = DropGrow(every=4, end=22, fraction=0.5)
 ROUNDS = Rounds(rounds=3, steps_per_round=8, rewind_to=2)
+ADMM_STEPS = 22
 
 Factory = Callable[..., Sparsifier]
 METHODS: dict[str, Factory] = {
@@ -77,7 +93,21 @@ METHODS: dict[str, Factory] = {
         m, o, sparsity=0.7, score="synflow", rounds=5, loss=lambda model: model(torch.ones(1, 6)).sum(), **k
     ),
     "srste": lambda m, o, **k: SRSTE(m, o, **k),
+    "admm": lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=ADMM_STEPS, every=4, penalty=0.5, **k),
+    "admm-2:4": lambda m, o, **k: ADMM(m, o, steps=ADMM_STEPS, every=3, penalty=0.5, ramp=6, pattern="2:4", **k),
 }
+# Methods that ask something of the optimizer, and the optimizers that they run with.
+WITH_OPTIMIZER: dict[str, tuple[Factory, Callable[[Any], torch.optim.Optimizer]]] = {
+    "elsa": (
+        lambda m, o, **k: ADMM(
+            m, o, sparsity=0.8, steps=ADMM_STEPS, every=4, penalty=0.5, projection="second_moment", **k
+        ),
+        lambda params: adamw(params),
+    ),
+}
+EVERY_METHOD: dict[str, Factory] = METHODS | {name: factory for name, (factory, _) in WITH_OPTIMIZER.items()}
+# One that asks something of the loop: a second backward pass.
+SAFE: Factory = lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=ADMM_STEPS, every=4, penalty=0.5, sam_radius=0.1, **k)  # noqa: E731
 
 
 def expected_zeros(method: str, step: int) -> int:
@@ -95,6 +125,8 @@ def expected_zeros(method: str, step: int) -> int:
         if method == "gmp":
             return layers * int(Fraction(4, 5) * (1 - left) * 96)
         return 4 * int(Fraction(3, 4) * (1 - left) * 96)  # 96 blocks of four weights, one budget
+    if method in ("admm", "elsa", "safe", "admm-2:4"):
+        return 0 if step < ADMM_STEPS else layers * (48 if method == "admm-2:4" else 76)
     if method == "imp":
         done = sum(step >= s for s in (8, 14, 20))
         return {0: 0, 1: 205, 2: 301, 3: 345}[done]  # floor(384 * (1 - 0.1 ** (r / 3)))
@@ -112,6 +144,21 @@ def expected_zeros(method: str, step: int) -> int:
 
 def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.02, weight_decay=0.1)
+
+
+def optimizer_for(
+    method: str, params: Any, default: Callable[[Any], torch.optim.Optimizer] = adamw
+) -> torch.optim.Optimizer:
+    """The optimizer that ``method`` asks for, else the default."""
+    return (WITH_OPTIMIZER[method][1] if method in WITH_OPTIMIZER else default)(params)
+
+
+def backward(sparsifier: Sparsifier, loss: Callable[[], Tensor]) -> None:
+    """A backward pass, or with SAM two of them."""
+    loss().backward()
+    if getattr(sparsifier, "sam_radius", 0.0):
+        with sparsifier.ascended():
+            loss().backward()
 
 
 def train_step(model: nn.Module, optimizers: list[torch.optim.Optimizer], sparsifier: Sparsifier, step: int) -> Any:
