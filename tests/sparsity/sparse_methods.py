@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from horst.sparsity import (
     ACDC,
     ADMM,
+    AST,
     GMP,
     IMP,
     SET,
@@ -93,6 +94,7 @@ METHODS: dict[str, Factory] = {
         m, o, sparsity=0.7, score="synflow", rounds=5, loss=lambda model: model(torch.ones(1, 6)).sum(), **k
     ),
     "srste": lambda m, o, **k: SRSTE(m, o, **k),
+    "ast": lambda m, o, **k: AST(m, o, decay=0.1, ramp_steps=12, every=4, **k),
     "admm": lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=ADMM_STEPS, every=4, penalty=0.5, **k),
     "admm-2:4": lambda m, o, **k: ADMM(m, o, steps=ADMM_STEPS, every=3, penalty=0.5, ramp=6, pattern="2:4", **k),
 }
@@ -137,9 +139,10 @@ def expected_zeros(method: str, step: int) -> int:
         "snip": Fraction(7, 10),
         "synflow": Fraction(7, 10),
         "srste": Fraction(1, 2),
+        "ast": Fraction(1, 2),
         "set": Fraction(8, 10),
     }[method]
-    return layers * int(share * 96) if method in ("set", "static", "random", "srste") else int(share * total)
+    return layers * int(share * 96) if method in ("set", "static", "random", "srste", "ast") else int(share * total)
 
 
 def adamw(params: Any) -> torch.optim.Optimizer:

@@ -28,7 +28,7 @@ from horst import HAM, HORST
 from horst.sparsity import RigL, StatePolicy
 
 pytestmark = pytest.mark.parametrize("method", EVERY_METHOD)
-DENSE_GRADIENTS = ("srste",)  # straight-through: pruned weights learn too
+DENSE_GRADIENTS = ("srste", "ast")  # straight-through: pruned weights learn too
 
 
 def build(method, make_optimizer=adamw, **options):

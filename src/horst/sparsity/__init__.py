@@ -2,6 +2,7 @@
 
 from horst.sparsity.acdc import ACDC
 from horst.sparsity.admm import ADMM
+from horst.sparsity.ast import AST
 from horst.sparsity.at_init import AtInit
 from horst.sparsity.controller import Sparsifier
 from horst.sparsity.diagnostics import Recorder
@@ -20,6 +21,7 @@ from horst.sparsity.static import Static, keep_zeros
 __all__ = [
     "ACDC",
     "ADMM",
+    "AST",
     "GMP",
     "IMP",
     "SET",
