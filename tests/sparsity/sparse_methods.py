@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horst import AdamS
 from horst.sparsity import (
     ACDC,
     ADMM,
     AST,
+    CAST,
     GMP,
     IMP,
     SET,
@@ -73,7 +75,7 @@ PHASES = Phases((4, 8, 13, 17, 21), end=TOTAL)
 CUBIC = Cubic(begin=3, end=20, every=5)
 DROP_GROW = DropGrow(every=4, end=22, fraction=0.5)
 ROUNDS = Rounds(rounds=3, steps_per_round=8, rewind_to=2)
-ADMM_STEPS = 22
+DENSE_STEPS = 22  # of methods that are dense until their end
 
 Factory = Callable[..., Sparsifier]
 METHODS: dict[str, Factory] = {
@@ -95,21 +97,23 @@ METHODS: dict[str, Factory] = {
     ),
     "srste": lambda m, o, **k: SRSTE(m, o, **k),
     "ast": lambda m, o, **k: AST(m, o, decay=0.1, ramp_steps=12, every=4, **k),
-    "admm": lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=ADMM_STEPS, every=4, penalty=0.5, **k),
-    "admm-2:4": lambda m, o, **k: ADMM(m, o, steps=ADMM_STEPS, every=3, penalty=0.5, ramp=6, pattern="2:4", **k),
+    "admm": lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=DENSE_STEPS, every=4, penalty=0.5, **k),
+    "admm-2:4": lambda m, o, **k: ADMM(m, o, steps=DENSE_STEPS, every=3, penalty=0.5, ramp=6, pattern="2:4", **k),
 }
 # Methods that ask something of the optimizer, and the optimizers that they run with.
 WITH_OPTIMIZER: dict[str, tuple[Factory, Callable[[Any], torch.optim.Optimizer]]] = {
     "elsa": (
         lambda m, o, **k: ADMM(
-            m, o, sparsity=0.8, steps=ADMM_STEPS, every=4, penalty=0.5, projection="second_moment", **k
+            m, o, sparsity=0.8, steps=DENSE_STEPS, every=4, penalty=0.5, projection="second_moment", **k
         ),
         lambda params: adamw(params),
     ),
+    "cast": (lambda m, o, **k: CAST(m, o, sparsity=0.8, every=4, **k), lambda params: adams(params)),
+    "cast-2:4": (lambda m, o, **k: CAST(m, o, every=3, **k), lambda params: adams(params)),
 }
 EVERY_METHOD: dict[str, Factory] = METHODS | {name: factory for name, (factory, _) in WITH_OPTIMIZER.items()}
 # One that asks something of the loop: a second backward pass.
-SAFE: Factory = lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=ADMM_STEPS, every=4, penalty=0.5, sam_radius=0.1, **k)  # noqa: E731
+SAFE: Factory = lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=DENSE_STEPS, every=4, penalty=0.5, sam_radius=0.1, **k)  # noqa: E731
 
 
 def expected_zeros(method: str, step: int) -> int:
@@ -127,8 +131,8 @@ def expected_zeros(method: str, step: int) -> int:
         if method == "gmp":
             return layers * int(Fraction(4, 5) * (1 - left) * 96)
         return 4 * int(Fraction(3, 4) * (1 - left) * 96)  # 96 blocks of four weights, one budget
-    if method in ("admm", "elsa", "safe", "admm-2:4"):
-        return 0 if step < ADMM_STEPS else layers * (48 if method == "admm-2:4" else 76)
+    if method.startswith(("admm", "elsa", "safe", "cast")):
+        return 0 if step < DENSE_STEPS else layers * (48 if method.endswith("2:4") else 76)
     if method == "imp":
         done = sum(step >= s for s in (8, 14, 20))
         return {0: 0, 1: 205, 2: 301, 3: 345}[done]  # floor(384 * (1 - 0.1 ** (r / 3)))
@@ -147,6 +151,10 @@ def expected_zeros(method: str, step: int) -> int:
 
 def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.02, weight_decay=0.1)
+
+
+def adams(params: Any) -> torch.optim.Optimizer:
+    return AdamS(params, lr=0.02, weight_decay=0.1, steps=DENSE_STEPS, pull=0.05)
 
 
 def optimizer_for(

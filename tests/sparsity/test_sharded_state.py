@@ -22,7 +22,7 @@ def mesh():
 
 
 # Those that remember more than their masks always, the others with the slow tests.
-QUICK = ("acdc", "acdc-values", "rigl", "imp", "srste", "ast", "admm", "elsa")
+QUICK = ("acdc", "acdc-values", "rigl", "imp", "srste", "ast", "admm", "elsa", "cast")
 CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EVERY_METHOD]
 
 

@@ -4,6 +4,7 @@ from horst.sparsity.acdc import ACDC
 from horst.sparsity.admm import ADMM
 from horst.sparsity.ast import AST
 from horst.sparsity.at_init import AtInit
+from horst.sparsity.cast import CAST
 from horst.sparsity.controller import Sparsifier
 from horst.sparsity.diagnostics import Recorder
 from horst.sparsity.distributions import owl_ratios
@@ -22,6 +23,7 @@ __all__ = [
     "ACDC",
     "ADMM",
     "AST",
+    "CAST",
     "GMP",
     "IMP",
     "SET",

@@ -16,17 +16,16 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from horst.parameters.sharding import local_shard
-from horst.sparsity.controller import Event, Options, Sparsifier
+from horst.sparsity.controller import Event, Options
+from horst.sparsity.dense_until_end import DenseUntilEnd
 from horst.sparsity.distributions import Distribution
-from horst.sparsity.masks import load_bits, save_bits
 from horst.sparsity.optimizer_hooks import before_update
 from horst.sparsity.ramps import Ramp
 from horst.sparsity.schedules import Refresh
-from horst.sparsity.state_policy import StatePolicy
 from horst.user_warnings import warn_user
 
 
-class ADMM(Sparsifier):
+class ADMM(DenseUntilEnd):
     r"""Dense training with a pull towards a sparse copy of the weights (SAFE, ELSA); sparse at the last step.
 
     With weights :math:`w`, their sparse copy :math:`z` and the dual variable :math:`u`, the optimizer sees
@@ -98,36 +97,15 @@ class ADMM(Sparsifier):
             raise ValueError(f"projection must be 'magnitude' or 'second_moment', got {projection!r}.")
         if not sam_radius >= 0.0:
             raise ValueError(f"sam_radius must be at least 0, got {sam_radius}. Use 0 for no ascent step.")
-        policy = StatePolicy()
-        super().__init__(model, optimizer, sparsity=sparsity, distribution=distribution, policy=policy, **options)
-        self.schedule, self.penalty = schedule, Ramp(penalty, steps if ramp is None else ramp, "cosine")
+        super().__init__(model, optimizer, sparsity=sparsity, schedule=schedule, distribution=distribution, **options)
+        self.penalty = Ramp(penalty, steps if ramp is None else ramp, "cosine")
         self.projection, self.sam_radius = projection, sam_radius
-        # By layer w + u at the last projection, and where z is zero: elsewhere it is z, there it is u. Both are empty
-        # from the end on.
+        # By layer w + u at the last projection: it is u outside of the mask in view, where z is zero, and z inside.
         self._sum: dict[str, Tensor] = {}
-        self._outside: dict[str, Tensor] = {}
         self._updated: set[int] = set()  # ids of the optimizers that have taken a step
         self._has_ascended = False
         self._handles += [before_update(opt, self._before_update) for opt in self.optimizers]
         self._start()
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the weights have been projected and the mask is fixed."""
-        return not self._sum
-
-    @torch.no_grad()
-    def finish(self) -> Event | None:
-        """Project the weights and fix their mask: done by itself at the last step, and by hand to end earlier.
-
-        Returns:
-            The event; None where that has been done already.
-        """
-        if self.is_finished:
-            return None
-        event = self._project()
-        self._after_event(event)
-        return event
 
     @contextlib.contextmanager
     def ascended(self) -> Iterator[None]:
@@ -179,27 +157,22 @@ class ADMM(Sparsifier):
     def _on_step(self) -> Event | None:
         if self.projection == "second_moment" and self.steps == 1:
             self._second_moments()  # an optimizer without them is refused now, not at the first projection
-        if self.is_finished or not self.schedule.is_due(self.steps):
-            return None
-        if self.steps == self.schedule.end:
-            return self._project()
+        return super()._on_step()
+
+    def _choose_again(self) -> None:
         for layer in self.layers:  # w + u
             dual = torch.where(self._outside[layer.name], self._sum[layer.name], 0)
             self._sum[layer.name] = dual + local_shard(layer.param)
         self._outside = self._select(self.sparsity, self._scores(self._sum))
-        return None
 
-    def _project(self) -> Event:
-        weights = {layer.name: local_shard(layer.param) for layer in self.layers}
-        pruned = self._select(self.sparsity, self._scores(weights))
-        self._sum, self._outside = {}, {}
-        self._set_pruned(pruned, "prune")
-        return self._event("prune")
+    def _apply_mask(self) -> Event:
+        self._sum = {}
+        return super()._apply_mask()
 
-    def _scores(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _scores(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         moments = self._second_moments() if self.projection == "second_moment" else None
         if moments is None:
-            return dict(weights)
+            return weights
         return {name: weight * moments[name].to(weight.device).sqrt() for name, weight in weights.items()}
 
     def _second_moments(self) -> dict[str, Tensor] | None:
@@ -240,11 +213,8 @@ class ADMM(Sparsifier):
                 local_shard(layer.param.grad).add_(pull if scale is None else pull * scale)
 
     def _extra_state(self) -> dict[str, Any]:
-        params = {layer.name: layer.param for layer in self.layers}
-        outside = {name: save_bits(params[name], bits) for name, bits in self._outside.items()}
-        return {"sum": self._as_saved(self._sum), "outside": outside}
+        return {**super()._extra_state(), "sum": self._as_saved(self._sum)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        params: dict[str, Tensor] = {layer.name: layer.param for layer in self.layers}
+        super()._load_extra_state(state)
         self._sum = self._from_saved(state["sum"])
-        self._outside = {name: load_bits(params[name], bits) for name, bits in state["outside"].items()}
