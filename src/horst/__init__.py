@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horst import export, operators, pruning, sparsity
+    from horst.optimizers.adams import AdamS
     from horst.optimizers.ham import HAM
     from horst.optimizers.horst import HORST
     from horst.optimizers.operator_optimizer import OperatorOptimizer
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HAM",
     "HORST",
+    "AdamS",
     "OperatorOptimizer",
     "export",
     "operators",
@@ -31,6 +33,7 @@ __all__ = [
 
 # Where each name lives. They are loaded on use, so that `horst --help` does not wait for torch.
 _HOMES = {
+    "AdamS": "horst.optimizers.adams",
     "HAM": "horst.optimizers.ham",
     "HORST": "horst.optimizers.horst",
     "OperatorOptimizer": "horst.optimizers.operator_optimizer",
