@@ -14,8 +14,8 @@ from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_patte
 from horst.training import LoopConfig, WarmupCosine
 
 Chooser = Literal["sparsegpt", "wanda", "magnitude"]
-Training = Literal["fixed", "refresh"]
-OptimizerName = Literal["horst", "adamw"]
+Training = Literal["fixed", "refresh", "admm", "ast", "cast"]
+OptimizerName = Literal["horst", "adamw", "adams"]
 Distillation = Literal["kl", "squarehead", "none"]
 Parallel = Literal["ddp", "fsdp"]
 
@@ -34,9 +34,12 @@ class SparsifyConfig:
         stages: Sparsities on the way to ``sparsity``, rising; the model is pruned and trained at each. None: none up to
             60 %, a cubic beyond. ``()``: none.
         train: Treatment of the masks while training. ``"fixed"``: the zeros stay where the method put them.
-            ``"refresh"``: now and then all weights are trained for some steps, and the smallest are removed again.
+            ``"refresh"``: now and then all weights are trained for some steps, and the smallest are removed again. Three
+            choose masks of their own, by magnitude, from the dense weights on: ``"admm"``
+            (:class:`horst.sparsity.ADMM`), ``"ast"`` (:class:`horst.sparsity.AST`), ``"cast"``
+            (:class:`horst.sparsity.CAST`, which needs ``optimizer="adams"``). With these ``method`` has no part.
         refresh_every: Steps from one refresh to the next; None is a tenth of a stage. A fifth of them are dense.
-        optimizer: Optimizer: ``"horst"`` or ``"adamw"``.
+        optimizer: Optimizer: ``"horst"``, ``"adamw"`` or, for ``train="cast"``, ``"adams"``.
         lr: Peak of the learning rate.
         betas: Decay rates of Adam's averages.
         weight_decay: Decoupled weight decay of the matrices.
@@ -210,7 +213,12 @@ class SparsifyConfig:
     def _check_combinations(self) -> None:
         if self.tokens is not None and self.steps is not None:
             raise ValueError(f"tokens={self.tokens} and steps={self.steps} both say how long to train: give one.")
-        if self.optimizer == "adamw" and self.l1:
+        if (self.train == "cast") != (self.optimizer == "adams"):
+            raise ValueError(
+                f"train='cast' and optimizer='adams' belong together, got train={self.train!r} and "
+                f"optimizer={self.optimizer!r}. Give both or neither."
+            )
+        if self.optimizer != "horst" and self.l1:
             raise ValueError(f"l1={self.l1} is an option of HORST: use optimizer='horst', or leave l1 out.")
         if self.distill == "none" and self.label_weight == 0.0:
             raise ValueError("distill='none' and label_weight=0 leave no loss. Change one of them.")

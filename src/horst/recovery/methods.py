@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from horst.recovery.config import SparsifyConfig
-from horst.sparsity import ACDC, Phases, Sparsifier, StatePolicy, Static
+from horst.sparsity import ACDC, ADMM, AST, CAST, Phases, Sparsifier, StatePolicy, Static
 from horst.sparsity.controller import Options
 
 #: The sparsifier of a stage, from the model, its optimizer, the masks that were chosen (True where kept; empty when a
@@ -57,9 +57,36 @@ def _refresh(
     )  # fmt: skip
 
 
+def _admm(
+    model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
+) -> Sparsifier:
+    every = max(1, min(32, steps // 8))  # 32 in a run of thousands
+    return ADMM(
+        model, optimizer, sparsity=config.sparsity, steps=steps, every=every, pattern=config.pattern, **options(config)
+    )
+
+
+def _ast(
+    model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
+) -> Sparsifier:
+    ramp = max(1, steps // 2)
+    return AST(
+        model, optimizer, sparsity=config.sparsity, ramp_steps=ramp, pattern=config.pattern, **options(config)
+    )
+
+
+def _cast(
+    model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
+) -> Sparsifier:
+    return CAST(model, optimizer, sparsity=config.sparsity, steps=steps, pattern=config.pattern, **options(config))
+
+
 METHODS: dict[str, TrainMethod] = {
     "fixed": TrainMethod(_fixed),
     "refresh": TrainMethod(_refresh, check=lambda config, steps: refreshes(steps, config.refresh_every)),
+    "admm": TrainMethod(_admm, starts_dense=True),
+    "ast": TrainMethod(_ast, starts_dense=True),
+    "cast": TrainMethod(_cast, starts_dense=True),
 }
 
 

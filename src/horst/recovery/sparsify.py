@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from horst import fields
+from horst.optimizers.adams import AdamS
 from horst.optimizers.horst import HORST
 from horst.optimizers.param_groups import param_groups
 from horst.parameters.kinds import block_prefixes
@@ -270,6 +271,10 @@ class _Recovery:
                 for group in param_groups(self.model, weight_decay=config.weight_decay, alpha=0.0)
             ]
             return AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
+        if config.optimizer == "adams":
+            groups = param_groups(self.model, weight_decay=config.weight_decay, alpha=0.0)
+            plain = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups]
+            return AdamS(plain, lr=config.lr, betas=(config.betas[0], config.betas[1]), steps=self.steps)
         groups = param_groups(self.model, weight_decay=config.weight_decay, alpha=config.alpha, l1=config.l1)
         return HORST(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
 
