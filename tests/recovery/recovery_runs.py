@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
 import timm
 import torch
 import transformers
 from torch import Tensor, nn
 
+import horst
+from horst.recovery import SparsifyConfig, gathered
 from horst.training import LoopConfig, perplexity
+from horst.training.distributed import on_every_rank, rank, world_size
 
 LOOP = LoopConfig(precision="float32", compile="off", clip_norm=1.0, log_every=1, checkpoint_every=3)
 SHORT = {"steps": 6, "batch_size": 4, "samples": 8, "lr": 3e-3, "loop": LOOP}
@@ -74,6 +83,11 @@ def vit() -> nn.Module:
     )
 
 
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
 class Plain(nn.Module):
     """A language model of nobody's library, with dropout."""
 
@@ -81,15 +95,14 @@ class Plain(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout))
-            for _ in range(2)
+            Residual(nn.LayerNorm(width), nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout)) for _ in range(2)
         )
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         for block in self.blocks:
-            x = x + block(x)
+            x = block(x)
         return self.head(x)
 
 
@@ -133,3 +146,50 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class StoppingWindows:
+    """Token windows as a source of batches that raises at batch ``stop``, as a process that dies does."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+
+    def batches(self, start: int):
+        text = windows()
+        for step in itertools.count(start):
+            if step == self.stop:
+                raise KeyboardInterrupt
+            rows = text[torch.arange(4 * step, 4 * step + 4) % len(text)].chunk(world_size())[rank()]
+            yield rows[:, :-1], rows[:, 1:]
+
+
+def run_job(folder: Path, options: dict[str, Any]) -> None:
+    """Make a model sparse, alone or with the other processes there are; its whole weights go to ``final.pt``.
+
+    With ``stop``, a first call dies at that batch, and a second goes on.
+    """
+    name, stop = options["model"], options.get("stop")
+    settings = {**SHORT, **{key: value for key, value in options.items() if key in SparsifyConfig.__annotations__}}
+    settings["loop"] = dataclasses.replace(LOOP, accumulate=options.get("accumulate", 1))
+    if stop is not None and stop >= 0:
+        with contextlib.suppress(KeyboardInterrupt):
+            horst.sparsify(_model(name), StoppingWindows(stop), directory=folder, **settings)
+    model, data = _model(name), MODELS[name][1]() if stop is None else StoppingWindows(-1)
+    report = horst.sparsify(model, data, directory=folder, **settings)
+    state = gathered(model)
+    kept = {layer.name: layer.kept for layer in report.layers.layers}
+    assert all(other == kept for other in on_every_rank(lambda: kept))
+    if rank() == 0:
+        torch.save({"weights": state, "metrics": dict(report.after), "kept": kept}, folder / "final.pt")
+
+
+def _model(name: str) -> nn.Module:
+    """The same on every rank but for one tensor, which must become rank 0's; without dropout, whose units differ."""
+    model, _ = make(name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    if rank():
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+    return model

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from horst.parameters.modes import Batch
 from horst.parameters.sharding import mix
 from horst.training import BatchSource
-from horst.training.distributed import rank, world_size
+from horst.training.distributed import on_every_rank, rank, world_size
 from horst.training.evaluate import IGNORED
 
 __all__ = ["Examples", "RowBatches", "fingerprint", "read_examples"]
@@ -113,17 +113,17 @@ class Examples:
         return inputs[:, self.keys.index("attention_mask")].bool()
 
     def calibration(self, samples: int, rows: int = 8) -> list[Batch]:
-        """Some examples as the model takes them, the same on every rank."""
+        """Some examples as the model takes them, the same on every rank and for any number of ranks."""
         if isinstance(self.source, RowBatches):
             index = self.source.order(0)[:samples]
             return [self.arguments(self.source.take(part)[0]) for part in index.split(rows)]
-        found, read = list[Batch](), 0
-        for inputs, _ in self.source.batches(0):
-            found.append(self.arguments(inputs[: samples - read]))
-            read += len(inputs)
-            if read >= samples:
-                break
-        return found
+        found, read = list[Tensor](), 0
+        batches = iter(self.source.batches(0))
+        while read < samples and (batch := next(batches, None)) is not None:
+            whole = torch.cat(on_every_rank(lambda inputs=batch[0]: inputs.cpu()))  # type: ignore[misc]
+            found.append(whole[: samples - read])
+            read += len(whole)
+        return [self.arguments(inputs) for inputs in found]
 
 
 def read_examples(data: Data, model: nn.Module, *, batch_size: int, seed: int) -> Examples:

@@ -163,6 +163,7 @@ def squarehead(
     .. math:: \sum_{l} \frac{\mathrm{mean}\bigl((h^s_l - h^t_l)^2\bigr)}{\mathrm{mean}\bigl((h^t_l)^2\bigr) + \epsilon}
 
     over the positions that count, where :math:`h^s, h^t, \epsilon` are ``student_hidden``, ``teacher_hidden``, ``eps``.
+    The means are over what is given: under accumulation and on several ranks, over each part of a batch by itself.
 
     Args:
         student_hidden: Output of each block, without the embedding's.

@@ -68,7 +68,7 @@ class Progress:
 
     def __init__(self, directory: pathlib.Path, identity: Mapping[str, Any], stages: int) -> None:
         self.directory = directory
-        identity = json.loads(json.dumps(identity))
+        identity = on_rank_0(lambda: json.loads(json.dumps(identity)))  # rank 0's weights are everybody's
         fresh: dict[str, Any] = {"identity": identity, "dense": None, "stages": [{} for _ in range(stages)]}
         self.state: dict[str, Any] = on_rank_0(lambda: self._read() or fresh)
         if other := _differences(self.state["identity"], identity):

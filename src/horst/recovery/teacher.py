@@ -1,7 +1,8 @@
 """The dense teacher, and the loss that compares a model with it; for models of any library.
 
-Hugging Face's models return objects with ``.logits`` and ``.hidden_states``, plain modules a tensor of logits. The
-hidden states of a plain module are what its outermost repeated blocks return.
+Hugging Face's models return objects with ``.logits``, plain modules a tensor of logits. The hidden states are what the
+outermost repeated blocks return, in every model: transformers' own ``output_hidden_states`` goes by the names of
+classes, which FSDP2 changes, and then gives none.
 """
 
 from __future__ import annotations
@@ -134,9 +135,8 @@ class _Observed:
 
     def __init__(self, model: nn.Module, wants_hidden: bool) -> None:
         self.model, self.handles = model, list[Any]()
-        self.gives_hidden = wants_hidden and hasattr(getattr(model, "config", None), "output_hidden_states")
         self.states: list[Tensor] = []
-        if wants_hidden and not self.gives_hidden:
+        if wants_hidden:
             blocks = [block for sequence in block_sequences(model).values() for block in sequence.values()]
             if not blocks:
                 raise ValueError(
@@ -148,8 +148,8 @@ class _Observed:
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
         args, kwargs = as_call(batch)
         self.states.clear()
-        output = model(*args, **kwargs, **({"output_hidden_states": True} if self.gives_hidden else {}))
-        states = list(output.hidden_states[1:]) if self.gives_hidden else list(self.states)
+        output = model(*args, **kwargs)
+        states = list(self.states)
         self.states.clear()
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         return logits, states

@@ -33,7 +33,8 @@ class Pruner:
     """
 
     def __init__(self, model: nn.Module, config: SparsifyConfig, examples: Examples) -> None:
-        self.config, self.examples = config, examples
+        self.config = config
+        self.batches = None if config.method == "magnitude" else examples.calibration(config.samples)
         self.device = next(model.parameters()).device
         # prune takes frozen weights too, masks while training do not.
         frozen = [
@@ -71,7 +72,7 @@ class Pruner:
         return prune(
             model, sparsity, method=config.method, pattern=config.pattern, layers=config.layers, include=config.include,
             exclude=self.exclude, samples=None, device=None if self.copy is None else self.device,
-            data=None if config.method == "magnitude" else self.examples.calibration(config.samples),
+            data=self.batches,
         )  # fmt: skip
 
     @torch.no_grad()
