@@ -21,7 +21,7 @@ from horst.recovery import SparsifyConfig
         ({"sparsity": 0.5, "method": "obs"}, "method must be one of 'sparsegpt', 'wanda', 'magnitude', got 'obs'"),
         ({"sparsity": 0.5, "train": "never"}, "train must be one of 'fixed', 'refresh'"),
         ({"sparsity": 0.5, "distill": "mse"}, "distill must be one of"),
-        ({"sparsity": 0.5, "optimizer": "sgd"}, "optimizer must be one of 'horst', 'adamw', got 'sgd'"),
+        ({"sparsity": 0.5, "optimizer": "sgd"}, "optimizer must be one of 'horst', 'adamw', 'adams', got 'sgd'"),
         ({"sparsity": 0.5, "parallel": "pp"}, "parallel must be one of 'ddp', 'fsdp', got 'pp'"),
         ({"sparsity": 0.5, "tokens": 10, "steps": 10}, "tokens=10 and steps=10 both say how long to train"),
         ({"sparsity": 0.5, "batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
@@ -88,3 +88,11 @@ def test_weights_of_the_terms():
     config = SparsifyConfig(sparsity=0.5)
     assert [config.weights(kind) for kind in ("kl", "squarehead", "none")] == [(0.33, 0.67), (1.0, 1.0), (1.0, 0.0)]
     assert SparsifyConfig(sparsity=0.5, label_weight=0.0, distill_weight=2.0).weights("kl") == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"train": "cast"}, {"optimizer": "adams"}, {"train": "admm", "optimizer": "adams"}]
+)
+def test_cast_and_its_optimizer_belong_together(settings):
+    with pytest.raises(ValueError, match="train='cast' and optimizer='adams' belong together"):
+        SparsifyConfig(sparsity=0.5, **settings)

@@ -18,6 +18,9 @@ RUNS = {
     "vit-squarehead": {"model": "vit", "sparsity": 0.5, "distill": "squarehead"},
     "plain-refresh": {"model": "plain", "sparsity": 0.5, "train": "refresh", "refresh_every": 3, "steps": 9},
     "plain-checkpointing": {"model": "plain", "sparsity": 0.5, "gradient_checkpointing": True},
+    "plain-admm": {"model": "plain", "sparsity": 0.5, "train": "admm", "steps": 9},
+    "plain-ast": {"model": "plain", "pattern": "2:4", "train": "ast", "steps": 9},
+    "plain-cast": {"model": "plain", "sparsity": 0.5, "train": "cast", "optimizer": "adams", "steps": 9},
     "plain-stopped": {"model": "plain", **STAGES, "stop": 10},
 }
 

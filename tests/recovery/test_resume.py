@@ -61,6 +61,9 @@ def kill(monkeypatch):
         (5, {"lora": 2}),
         (12, {"lora": 2}),
         (7, {"optimizer": "adamw"}),
+        (7, {"train": "admm", "stages": None}),
+        (7, {"train": "ast", "stages": None}),
+        (7, {"train": "cast", "optimizer": "adams", "stages": None}),
     ],
 )
 def test_an_interrupted_run_goes_on_bit_for_bit(step, changes, kill, tmp_path):

@@ -14,6 +14,8 @@ from horst.recovery.methods import METHODS, TrainMethod
 from horst.sparsity import Static, find_layers
 from horst.sparsity.masks import NM, Block
 
+OWN_MASKS = [("admm", "horst"), ("admm", "adamw"), ("ast", "horst"), ("cast", "adams")]
+
 
 def zeros(model, **options):
     return {layer.name: layer.param.detach() == 0 for layer in find_layers(model, **options)}
@@ -77,6 +79,20 @@ def test_refreshed_masks_change_and_end_exact(optimizer):
     mine, other = zeros(model), zeros(fixed)
     assert all(int(mask.sum()) == mask.numel() // 2 for mask in mine.values())
     assert any(not torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize(("train", "optimizer"), OWN_MASKS)
+@pytest.mark.parametrize("settings", [{"sparsity": 0.75}, {"pattern": "2:4"}], ids=["single", "2:4"])
+def test_methods_with_masks_of_their_own_go_from_dense_to_sparse(train, optimizer, settings):
+    model, data = make("llama")
+    report = horst.sparsify(model, data, train=train, optimizer=optimizer, **settings, **{**SHORT, "steps": 16})
+    assert len(report.stages) == 1
+    assert report.sparsity == settings.get("sparsity", 0.5)
+    for layer in find_layers(model):
+        if "pattern" in settings:
+            assert (layer.inputs_last.reshape(-1, 4).count_nonzero(1) == 2).all()
+        else:
+            assert int((layer.param == 0).sum()) == layer.param.numel() * 3 // 4
 
 
 def test_any_optimizer_can_train():

@@ -51,8 +51,8 @@ class Options:
     stages: tuple[float, ...] | None = None
     """Sparsities on the way; by default none up to 60 %%, and a few beyond."""
     train: Literal["fixed", "refresh", "admm", "ast", "cast"] = "fixed"
-    """What becomes of the masks while training: they stay, or are chosen anew; or one of three methods that go from dense
-    to sparse by themselves."""
+    """What becomes of the masks while training: they stay, or are chosen anew; or one of three methods that go from
+    dense to sparse by themselves."""
     optimizer: Literal["horst", "adamw", "adams"] = "horst"
     """Optimizer of the training; adams is for --train cast, and for nothing else."""
     lr: float = 1e-4

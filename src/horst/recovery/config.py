@@ -34,8 +34,8 @@ class SparsifyConfig:
         stages: Sparsities on the way to ``sparsity``, rising; the model is pruned and trained at each. None: none up to
             60 %, a cubic beyond. ``()``: none.
         train: Treatment of the masks while training. ``"fixed"``: the zeros stay where the method put them.
-            ``"refresh"``: now and then all weights are trained for some steps, and the smallest are removed again. Three
-            choose masks of their own, by magnitude, from the dense weights on: ``"admm"``
+            ``"refresh"``: now and then all weights are trained for some steps, and the smallest are removed again.
+            Three choose masks of their own, by magnitude, from the dense weights on: ``"admm"``
             (:class:`horst.sparsity.ADMM`), ``"ast"`` (:class:`horst.sparsity.AST`), ``"cast"``
             (:class:`horst.sparsity.CAST`, which needs ``optimizer="adams"``). With these ``method`` has no part.
         refresh_every: Steps from one refresh to the next; None is a tenth of a stage. A fifth of them are dense.

@@ -70,9 +70,7 @@ def _ast(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
     ramp = max(1, steps // 2)
-    return AST(
-        model, optimizer, sparsity=config.sparsity, ramp_steps=ramp, pattern=config.pattern, **options(config)
-    )
+    return AST(model, optimizer, sparsity=config.sparsity, ramp_steps=ramp, pattern=config.pattern, **options(config))
 
 
 def _cast(
