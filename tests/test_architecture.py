@@ -13,7 +13,7 @@ ROOT = pathlib.Path(horst.__file__).parent
 # A folder may import those before it, never those after it.
 ORDER = [
     "extras", "fields", "files", "user_warnings", "parameters", "operators", "kernels", "optimizers", "sparsity",
-    "pruning", "export", "training", "integrations", "lab", "cli",
+    "pruning", "export", "training", "recovery", "integrations", "lab", "cli",
 ]  # fmt: skip
 LAB = ["models", "baselines", "data", "experiments", "report"]  # of these, the same
 FILES = sorted(ROOT.rglob("*.py"))

@@ -7,32 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horst import export, operators, pruning, sparsity
+    from horst.optimizers.adams import AdamS
     from horst.optimizers.ham import HAM
     from horst.optimizers.horst import HORST
     from horst.optimizers.operator_optimizer import OperatorOptimizer
     from horst.optimizers.param_groups import param_groups
     from horst.optimizers.with_mirror_step import with_mirror_step
+    from horst.recovery.sparsify import sparsify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "HAM",
     "HORST",
+    "AdamS",
     "OperatorOptimizer",
     "export",
     "operators",
     "param_groups",
     "pruning",
+    "sparsify",
     "sparsity",
     "with_mirror_step",
 ]
 
 # Where each name lives. They are loaded on use, so that `horst --help` does not wait for torch.
 _HOMES = {
+    "AdamS": "horst.optimizers.adams",
     "HAM": "horst.optimizers.ham",
     "HORST": "horst.optimizers.horst",
     "OperatorOptimizer": "horst.optimizers.operator_optimizer",
     "param_groups": "horst.optimizers.param_groups",
+    "sparsify": "horst.recovery.sparsify",
     "with_mirror_step": "horst.optimizers.with_mirror_step",
 }
 

@@ -50,7 +50,9 @@ def test_version(horst):
 def test_list_names_all_there_is(horst):
     found = horst("list", "--json").json
     assert [row["recipe"] for row in found["recipes"]] == list(RECIPES)
-    assert {"ACDC", "GMP", "RigL", "SET", "IMP", "SRSTE"} <= {row["method"] for row in found["sparsity methods"]}
+    assert {"ACDC", "GMP", "RigL", "SET", "IMP", "SRSTE", "ADMM", "AST", "CAST"} <= {
+        row["method"] for row in found["sparsity methods"]
+    }
     assert {row["method"] for row in found["pruning methods"]} >= set(METHODS)
     assert all(row["about"] for rows in found.values() for row in rows)
     shown = horst("list").out

@@ -51,6 +51,7 @@ OPTIMIZERS: dict[str, Make] = {
     "ham": _ham({}),
     "ham_foreach": _ham({"foreach": True}),
     "ham_fused": _ham({"fused": True}),
+    "adams": lambda params, **kw: horst.AdamS(params, **{"lr": 1e-2, "steps": 100, **kw}),
     "operator_adam": lambda params, **kw: horst.OperatorOptimizer(params, Adam(), **{"lr": 1e-2, **kw}),
     "operator_hyperbolic_adam": lambda params, **kw: horst.OperatorOptimizer(
         params, Mirror(HyperbolicEntropy(1.0)) @ Adam(), **{"lr": 1e-2, "exact_mirror": True, **kw}

@@ -17,10 +17,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sparse_methods import METHODS, TOTAL, Tiny, adamw, batch
+from sparse_methods import EVERY_METHOD, SAFE, TOTAL, Tiny, backward, batch, optimizer_for
 
 from horst.sparsity import Recorder
 
+METHODS = EVERY_METHOD | {"safe": SAFE}
+COLUMNS = ("acdc", "gmp", "rigl", "set", "elsa", "cast")
 RESTART_AT = 15
 
 
@@ -40,7 +42,7 @@ def build(kind: str, name: str, rank: int, world: int) -> tuple:
         for block in model.blocks:
             fully_shard(block, mesh=mesh, shard_placement_fn=placement)
         fully_shard(model, mesh=mesh, shard_placement_fn=placement)
-    optimizer = adamw(model.parameters())
+    optimizer = optimizer_for(name, model.parameters())
     options = {"loss": lambda m: local_loss(m, 0, rank, world)} if name == "snip" else {}
     return model, optimizer, METHODS[name](model, optimizer, **options)
 
@@ -67,7 +69,7 @@ def run(kind: str, name: str, rank: int, world: int) -> dict:
             optimizer.load_state_dict(state)
             sparsifier.load_state_dict(saved)
         optimizer.zero_grad()
-        local_loss(model, step, rank, world).backward()
+        backward(sparsifier, lambda model=model, step=step: local_loss(model, step, rank, world))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
         norms.append(float(full(norm)))
         optimizer.step()
@@ -95,7 +97,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     results = {}
     for name in METHODS:
-        if kind == "fsdp-columns" and name not in ("acdc", "gmp", "rigl", "set"):
+        if kind == "fsdp-columns" and name not in COLUMNS:
             continue
         results[name] = run(kind, name, rank, world)
     torch.save(results, out)

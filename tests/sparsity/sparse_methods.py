@@ -9,7 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.sparsity import ACDC, GMP, IMP, SET, SRSTE, AtInit, Cubic, DropGrow, Phases, RigL, Rounds, Sparsifier, Static
+from horst import AdamS
+from horst.sparsity import (
+    ACDC,
+    ADMM,
+    AST,
+    CAST,
+    GMP,
+    IMP,
+    SET,
+    SRSTE,
+    AtInit,
+    Cubic,
+    DropGrow,
+    Phases,
+    RigL,
+    Rounds,
+    Sparsifier,
+    Static,
+)
 
 TOTAL = 26  # steps of a run
 WIDTH = 8
@@ -57,6 +75,7 @@ PHASES = Phases((4, 8, 13, 17, 21), end=TOTAL)
 CUBIC = Cubic(begin=3, end=20, every=5)
 DROP_GROW = DropGrow(every=4, end=22, fraction=0.5)
 ROUNDS = Rounds(rounds=3, steps_per_round=8, rewind_to=2)
+DENSE_STEPS = 22  # of methods that are dense until their end
 
 Factory = Callable[..., Sparsifier]
 METHODS: dict[str, Factory] = {
@@ -77,7 +96,24 @@ METHODS: dict[str, Factory] = {
         m, o, sparsity=0.7, score="synflow", rounds=5, loss=lambda model: model(torch.ones(1, 6)).sum(), **k
     ),
     "srste": lambda m, o, **k: SRSTE(m, o, **k),
+    "ast": lambda m, o, **k: AST(m, o, decay=0.1, ramp_steps=12, every=4, **k),
+    "admm": lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=DENSE_STEPS, every=4, penalty=0.5, **k),
+    "admm-2:4": lambda m, o, **k: ADMM(m, o, steps=DENSE_STEPS, every=3, penalty=0.5, ramp=6, pattern="2:4", **k),
 }
+# Methods that ask something of the optimizer, and the optimizers that they run with.
+WITH_OPTIMIZER: dict[str, tuple[Factory, Callable[[Any], torch.optim.Optimizer]]] = {
+    "elsa": (
+        lambda m, o, **k: ADMM(
+            m, o, sparsity=0.8, steps=DENSE_STEPS, every=4, penalty=0.5, projection="second_moment", **k
+        ),
+        lambda params: adamw(params),
+    ),
+    "cast": (lambda m, o, **k: CAST(m, o, sparsity=0.8, every=4, **k), lambda params: adams(params)),
+    "cast-2:4": (lambda m, o, **k: CAST(m, o, every=3, **k), lambda params: adams(params)),
+}
+EVERY_METHOD: dict[str, Factory] = METHODS | {name: factory for name, (factory, _) in WITH_OPTIMIZER.items()}
+# One that asks something of the loop: a second backward pass.
+SAFE: Factory = lambda m, o, **k: ADMM(m, o, sparsity=0.8, steps=DENSE_STEPS, every=4, penalty=0.5, sam_radius=0.1, **k)  # noqa: E731
 
 
 def expected_zeros(method: str, step: int) -> int:
@@ -95,6 +131,8 @@ def expected_zeros(method: str, step: int) -> int:
         if method == "gmp":
             return layers * int(Fraction(4, 5) * (1 - left) * 96)
         return 4 * int(Fraction(3, 4) * (1 - left) * 96)  # 96 blocks of four weights, one budget
+    if method.startswith(("admm", "elsa", "safe", "cast")):
+        return 0 if step < DENSE_STEPS else layers * (48 if method.endswith("2:4") else 76)
     if method == "imp":
         done = sum(step >= s for s in (8, 14, 20))
         return {0: 0, 1: 205, 2: 301, 3: 345}[done]  # floor(384 * (1 - 0.1 ** (r / 3)))
@@ -105,13 +143,33 @@ def expected_zeros(method: str, step: int) -> int:
         "snip": Fraction(7, 10),
         "synflow": Fraction(7, 10),
         "srste": Fraction(1, 2),
+        "ast": Fraction(1, 2),
         "set": Fraction(8, 10),
     }[method]
-    return layers * int(share * 96) if method in ("set", "static", "random", "srste") else int(share * total)
+    return layers * int(share * 96) if method in ("set", "static", "random", "srste", "ast") else int(share * total)
 
 
 def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.02, weight_decay=0.1)
+
+
+def adams(params: Any) -> torch.optim.Optimizer:
+    return AdamS(params, lr=0.02, weight_decay=0.1, steps=DENSE_STEPS, pull=0.05)
+
+
+def optimizer_for(
+    method: str, params: Any, default: Callable[[Any], torch.optim.Optimizer] = adamw
+) -> torch.optim.Optimizer:
+    """The optimizer that ``method`` asks for, else the default."""
+    return (WITH_OPTIMIZER[method][1] if method in WITH_OPTIMIZER else default)(params)
+
+
+def backward(sparsifier: Sparsifier, loss: Callable[[], Tensor]) -> None:
+    """A backward pass, or with SAM two of them."""
+    loss().backward()
+    if getattr(sparsifier, "sam_radius", 0.0):
+        with sparsifier.ascended():
+            loss().backward()
 
 
 def train_step(model: nn.Module, optimizers: list[torch.optim.Optimizer], sparsifier: Sparsifier, step: int) -> Any:

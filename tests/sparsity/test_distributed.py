@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sparse_methods import METHODS, TOTAL, Tiny, adamw, expected_zeros, loss_of
+from sparse_methods import EVERY_METHOD, SAFE, TOTAL, Tiny, backward, expected_zeros, loss_of, optimizer_for
 
 from horst.sparsity import Recorder
 
@@ -15,13 +15,13 @@ WORKER = Path(__file__).parent / "distributed_worker.py"
 
 def run_single(name):
     model = Tiny()
-    optimizer = adamw(model.parameters())
-    sparsifier = METHODS[name](model, optimizer)
+    optimizer = optimizer_for(name, model.parameters())
+    sparsifier = (EVERY_METHOD | {"safe": SAFE})[name](model, optimizer)
     recorder = Recorder(sparsifier, quantiles=(0.5,)) if name == "acdc" else None
     hashes, norms = [sparsifier.mask_hash()], []
     for step in range(TOTAL):
         optimizer.zero_grad()
-        loss_of(model, step).backward()
+        backward(sparsifier, lambda step=step: loss_of(model, step))
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
         optimizer.step()
         if sparsifier.step() or step % 8 == 7:

@@ -532,6 +532,7 @@ def test_srste_takes_other_patterns():
             "rounds must be at least 1, got 0",
         ),
         (lambda m, o: SRSTE(m, o, decay=-1.0), ValueError, "decay must be at least 0"),
+        (lambda m, o: SRSTE(m, o, every=0), ValueError, "every must be at least 1 step, got 0"),
     ],
 )
 def test_bad_input_is_refused_before_training(make, error, text):

@@ -10,6 +10,7 @@ from torch import nn
 from horst import HAM, HORST
 from horst.sparsity import (
     ACDC,
+    ADMM,
     GMP,
     IMP,
     SET,
@@ -140,6 +141,7 @@ COMPILED = {
     "rigl": lambda m, o: RigL(m, o, sparsity=0.5, schedule=rigl_steps(20, every=3), layers="all_linear"),
     "set": lambda m, o: SET(m, o, sparsity=0.5, schedule=DropGrow(every=3, end=15), layers="all_linear"),
     "srste": lambda m, o: SRSTE(m, o, layers="all_linear"),
+    "admm": lambda m, o: ADMM(m, o, sparsity=0.5, steps=15, every=4, penalty=0.5, layers="all_linear"),
     "acdc": lambda m, o: ACDC(m, o, sparsity=0.5, schedule=Phases((3, 6, 9), end=20), layers="all_linear"),
     "keep-zeros": lambda m, o: keep_zeros(m, o, sparsity=0.5),
 }

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from sparse_methods import METHODS, TOTAL, Tiny, adamw, differences, loss_of
+from sparse_methods import EVERY_METHOD, TOTAL, Tiny, differences, loss_of, optimizer_for
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -22,8 +22,8 @@ def mesh():
 
 
 # Those that remember more than their masks always, the others with the slow tests.
-QUICK = ("acdc", "acdc-values", "rigl", "imp", "srste")
-CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+QUICK = ("acdc", "acdc-values", "rigl", "imp", "srste", "ast", "admm", "elsa", "cast")
+CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EVERY_METHOD]
 
 
 def build(name, mesh=None):
@@ -32,8 +32,8 @@ def build(name, mesh=None):
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    optimizer = adamw(model.parameters())
-    sparsifier = METHODS[name](model, optimizer)
+    optimizer = optimizer_for(name, model.parameters())
+    sparsifier = EVERY_METHOD[name](model, optimizer)
     Recorder(sparsifier, quantiles=())  # its state is part of the sparsifier's
     return model, optimizer, sparsifier
 

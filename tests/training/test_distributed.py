@@ -11,7 +11,8 @@ from distributed_runs import CONFIG, copy_run
 from toy_runs import ToyData, equal, read_metrics, toy_run
 
 HERE = Path(__file__).parent
-OTHER_METHODS = {"acdc-values": 6, "rigl": 12, "srste": 12, "imp": 12}  # and where they are taken over
+# And where they are taken over.
+OTHER_METHODS = {"acdc-values": 6, "rigl": 12, "srste": 12, "imp": 12, "admm": 12, "ast": 12}
 
 
 class Runs:

@@ -144,7 +144,16 @@ def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
 
 @pytest.mark.parametrize(
     ("optimizer", "method"),
-    [("adamw", None), ("adamw", "rigl"), ("adamw", "imp"), ("horst", "acdc-values"), ("horst", "srste")],
+    [
+        ("adamw", None),
+        ("adamw", "rigl"),
+        ("adamw", "imp"),
+        ("horst", "acdc-values"),
+        ("horst", "srste"),
+        ("horst", "admm"),
+        ("adamw", "ast"),
+        ("adams", "cast"),
+    ],
 )
 def test_every_kind_of_run_resumes_bit_for_bit(optimizer, method, tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, checkpoint_every=None)

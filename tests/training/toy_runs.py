@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from horst import HORST, sparsity
+from horst import HORST, AdamS, sparsity
 from horst.parameters.sharding import sum_over_ranks
 from horst.training import LoopConfig, OneCycle, Task, TrainResult, perplexity, train
 from horst.training.distributed import parallelize, rank, world_size
@@ -129,6 +129,8 @@ def toy_task(model: nn.Module, rank: int = 0, world: int = 1, **options: Any) ->
 def make_optimizer(name: str, params: Any) -> torch.optim.Optimizer:
     if name == "horst":
         return HORST(params, lr=0.02, weight_decay=0.1, alpha=5.0)
+    if name == "adams":
+        return AdamS(params, lr=0.02, weight_decay=0.1, steps=26, pull=0.05)
     return torch.optim.AdamW(params, lr=0.02, weight_decay=0.1)
 
 
@@ -142,6 +144,12 @@ def make_sparsifier(name: str | None, model: nn.Module, optimizer: torch.optim.O
         return sparsity.RigL(model, optimizer, sparsity=0.8, schedule=sparsity.DropGrow(every=4, end=26, fraction=0.5))
     if name == "srste":
         return sparsity.SRSTE(model, optimizer)
+    if name == "ast":
+        return sparsity.AST(model, optimizer, decay=0.1, ramp_steps=12, every=4)
+    if name == "admm":
+        return sparsity.ADMM(model, optimizer, sparsity=0.8, steps=26, every=4, penalty=0.5, projection="second_moment")
+    if name == "cast":
+        return sparsity.CAST(model, optimizer, every=4)
     if name == "imp":
         return sparsity.IMP(model, optimizer, sparsity=0.9, schedule=sparsity.Rounds(3, 9, rewind_to=2))
     assert name is None

@@ -21,7 +21,15 @@ _RESIZE = 256 / 224  # short side of an image over the side of its middle that i
 
 
 def open_images(
-    data: str, loaded: LoadedModel, *, batch_size: int, device: torch.device | str = "cpu", workers: int = 0
+    data: str,
+    loaded: LoadedModel,
+    *,
+    batch_size: int,
+    train_batch_size: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
 ) -> ImageArrays | ImageNet:
     """A source of images that fit the model.
 
@@ -29,7 +37,9 @@ def open_images(
         data: ``digits`` (scikit-learn's), an ``.npz`` file, the folder of CIFAR-10's binary files, or a folder with
             ``train`` and ``val``, each of class folders or of tar shards.
         loaded: The model; its classes and the size of its images are checked.
-        batch_size: Images per batch.
+        batch_size: Images per batch of the test images.
+        train_batch_size: Images per batch of the training images, over all processes.
+        rank, world_size: Number of this process, and of those that share the training images.
         device: Device of the batches.
         workers: Processes that decode image files.
     """
@@ -44,8 +54,8 @@ def open_images(
         raise FileNotFoundError(f"there is no {data}. Images are {DIGITS}, an .npz file, or a folder.")
     if (path / "val").is_dir():
         images = ImageNet(
-            path, batch_size=1, image_size=side, resize=round(_RESIZE * side), device=device, workers=workers,
-            evaluation_batch_size=batch_size,
+            path, batch_size=train_batch_size, image_size=side, resize=round(_RESIZE * side), device=device,
+            workers=workers, evaluation_batch_size=batch_size, rank=rank, world_size=world_size,
         )  # fmt: skip
     else:
         if data == DIGITS:
@@ -62,7 +72,10 @@ def open_images(
         found = (read.images.shape[3], *read.images.shape[1:3])
         if found != loaded.image_shape:
             raise ValueError(f"the images of {data} are {_size(found)}, the model takes {_size(loaded.image_shape)}.")
-        images = ImageArrays(read, batch_size=1, padding=0, flip=False, device=device, evaluation_batch_size=batch_size)
+        images = ImageArrays(
+            read, batch_size=train_batch_size, padding=0, flip=False, device=device, evaluation_batch_size=batch_size,
+            rank=rank, world_size=world_size,
+        )  # fmt: skip
     if images.classes > loaded.classes:
         raise ValueError(f"{data} has {images.classes} classes, the model has {loaded.classes}.")
     return images
@@ -70,7 +83,7 @@ def open_images(
 
 def evaluation_images(images: ImageArrays | ImageNet, loaded: LoadedModel) -> Iterator[tuple[Tensor, Tensor]]:
     """The test images with their classes, scaled as the model wants them."""
-    return ((_rescaled(pixels, images, loaded), labels) for pixels, labels in images.evaluation_batches())
+    return ((rescaled(pixels, images, loaded), labels) for pixels, labels in images.evaluation_batches())
 
 
 def calibration_images(images: ImageArrays | ImageNet, loaded: LoadedModel, samples: int) -> list[Tensor]:
@@ -78,10 +91,10 @@ def calibration_images(images: ImageArrays | ImageNet, loaded: LoadedModel, samp
     import torch
 
     drawn: Iterable[tuple[Tensor, Tensor]] = itertools.islice(images.batches(), samples)
-    return list(torch.cat([_rescaled(pixels, images, loaded) for pixels, _ in drawn]).split(32))
+    return list(torch.cat([rescaled(pixels, images, loaded) for pixels, _ in drawn]).split(32))
 
 
-def _rescaled(pixels: Tensor, images: ImageArrays | ImageNet, loaded: LoadedModel) -> Tensor:
+def rescaled(pixels: Tensor, images: ImageArrays | ImageNet, loaded: LoadedModel) -> Tensor:
     """From ImageNet's mean and deviation to those in the model's config: some models have their own.
 
     Data sets in arrays are scaled by their own statistics, as models trained on them here are.

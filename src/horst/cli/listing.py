@@ -42,7 +42,13 @@ def everything() -> dict[str, list[dict[str, str]]]:
         for thing in named.values()
         if isinstance(thing, type) and issubclass(thing, sparsity.Sparsifier) and thing is not sparsity.Sparsifier
     ]
-    optimizers: list[Any] = [horst.HORST, horst.HAM, horst.with_mirror_step, horst.OperatorOptimizer]
+    optimizers: list[Any] = [
+        horst.HORST,
+        horst.HAM,
+        horst.AdamS,
+        horst.with_mirror_step,
+        horst.OperatorOptimizer,
+    ]
     return {
         "recipes": recipe_rows(),
         "optimizers": [{"optimizer": f"horst.{thing.__name__}", "about": _first_line(thing)} for thing in optimizers],

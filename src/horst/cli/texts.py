@@ -31,10 +31,10 @@ class ModelTokenizer:
 
     def __init__(self, path: Path) -> None:
         auto = load_extra("transformers").AutoTokenizer
-        self._tokenizer = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        self.transformers = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         self.name = str(path.name)
-        self.vocabulary = len(self._tokenizer)
-        ends = (getattr(self._tokenizer, f"{kind}_token_id", None) for kind in ("eos", "sep", "bos", "pad"))
+        self.vocabulary = len(self.transformers)
+        ends = (getattr(self.transformers, f"{kind}_token_id", None) for kind in ("eos", "sep", "bos", "pad"))
         end = next((number for number in ends if number is not None), None)
         if end is None:
             raise ValueError(f"the tokenizer of {path} has no token for the end of a text.")
@@ -42,7 +42,7 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The text's tokens."""
-        tokens: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens: list[int] = self.transformers(text, add_special_tokens=False, verbose=False)["input_ids"]
         return tokens
 
 

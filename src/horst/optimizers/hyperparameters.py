@@ -16,8 +16,8 @@ from horst.user_warnings import warn_user
 REMOVED = ("max_exponent", "max_scale")
 
 
-def check_adam_hyperparameters(group: dict[str, Any]) -> None:
-    """Refuse options of a group that are out of range or of the wrong type."""
+def check_adamw_options(group: dict[str, Any]) -> None:
+    """Refuse a learning rate, betas, eps or decay of a group that is out of range or of the wrong type."""
     lr = group["lr"]
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
@@ -28,15 +28,20 @@ def check_adam_hyperparameters(group: dict[str, Any]) -> None:
         check_number("lr", lr, "1e-3 is AdamW's default")
     check_number("eps", group["eps"], "1e-8 is AdamW's default")
     check_number("weight_decay", group["weight_decay"], "use 0 for no decay")
-    check_alpha(group["alpha"], "use 0 for plain AdamW")
-    check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
-    check_number("l1", group.get("l1", 0.0), "use 0 to leave it out")
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"betas must be a pair of numbers such as (0.9, 0.999), got {betas!r}.")
     for i, b in enumerate(betas):
         if isinstance(b, bool) or not isinstance(b, numbers.Real) or not 0.0 <= float(b) < 1.0:
             raise ValueError(f"betas[{i}] must lie in [0, 1), got {b!r}.")
+
+
+def check_adam_hyperparameters(group: dict[str, Any]) -> None:
+    """Refuse options of a group that are out of range or of the wrong type."""
+    check_adamw_options(group)
+    check_alpha(group["alpha"], "use 0 for plain AdamW")
+    check_number("beta", group["beta"], "use 0 for none; for Adam's averages the argument is betas")
+    check_number("l1", group.get("l1", 0.0), "use 0 to leave it out")
     check_max_step(group["max_step"])
     for name in ("foreach", "fused"):
         if group[name] is not None and not isinstance(group[name], bool):

@@ -1,7 +1,10 @@
 """Masks while training: score x pattern x distribution x schedule x state policy, one engine for every method."""
 
 from horst.sparsity.acdc import ACDC
+from horst.sparsity.admm import ADMM
+from horst.sparsity.ast import AST
 from horst.sparsity.at_init import AtInit
+from horst.sparsity.cast import CAST
 from horst.sparsity.controller import Sparsifier
 from horst.sparsity.diagnostics import Recorder
 from horst.sparsity.distributions import owl_ratios
@@ -9,6 +12,7 @@ from horst.sparsity.gmp import GMP
 from horst.sparsity.imp import IMP
 from horst.sparsity.layers import find_layers
 from horst.sparsity.masks import magnitude_mask
+from horst.sparsity.ramps import Ramp
 from horst.sparsity.rigl import SET, RigL
 from horst.sparsity.schedules import Cubic, DropGrow, Phases, Rounds, acdc_epochs, acdc_steps, rigl_steps
 from horst.sparsity.srste import SRSTE
@@ -17,6 +21,9 @@ from horst.sparsity.static import Static, keep_zeros
 
 __all__ = [
     "ACDC",
+    "ADMM",
+    "AST",
+    "CAST",
     "GMP",
     "IMP",
     "SET",
@@ -25,6 +32,7 @@ __all__ = [
     "Cubic",
     "DropGrow",
     "Phases",
+    "Ramp",
     "Recorder",
     "RigL",
     "Rounds",

@@ -314,6 +314,29 @@ class Rounds:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Refresh:
+    """A mask that is chosen anew every ``every`` steps, for the last time at step ``end``, and fixed from then on.
+
+    Example:
+        >>> [step for step in range(30) if Refresh(every=10, end=24).is_due(step)]
+        [0, 10, 20, 24]
+    """
+
+    every: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1 step, got {self.every}.")
+        if self.end < 1:
+            raise ValueError(f"steps must be at least 1, got {self.end}. Give the number of steps of the whole run.")
+
+    def is_due(self, step: int) -> bool:
+        """Whether the mask is chosen at ``step``."""
+        return step == self.end or (step < self.end and step % self.every == 0)
+
+
 # How a schedule of each kind is made, for those who gave something else.
 _MADE_BY = {
     Phases: "acdc_steps(total_steps) or acdc_epochs(epochs, steps_per_epoch)",

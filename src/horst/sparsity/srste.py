@@ -17,6 +17,7 @@ from horst.parameters.sharding import local_shard
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.layers import Layer
 from horst.sparsity.optimizer_hooks import before_update
+from horst.sparsity.ramps import Ramp
 from horst.sparsity.state_policy import StatePolicy
 
 
@@ -28,7 +29,7 @@ class SRSTE(Sparsifier):
     .. math:: g = \partial L / \partial \tilde w + \lambda_w\, (1 - E) \odot w
 
     is the gradient that the optimizer sees; :math:`\lambda_w` is ``decay``, and 0 gives the plain straight-through
-    estimator. A new mask is chosen after every step.
+    estimator. A new mask is chosen after every step, or every ``every`` steps.
 
     Between steps the model's parameters hold :math:`\tilde w`: forward passes, evaluation and checkpoints see exact
     N:M weights, and names and identities of parameters stay (no parametrization, so DDP, FSDP2 and compile work). The
@@ -38,7 +39,8 @@ class SRSTE(Sparsifier):
 
     Args:
         pattern: Pattern of the mask: N:M, by default ``"2:4"``. With ``sparsity``: None (single weights) or a block.
-        decay: Decay of pruned weights; 2e-4 in the paper.
+        decay: Decay of pruned weights; 2e-4 in the paper. A :class:`~horst.sparsity.ramps.Ramp` lets it grow.
+        every: Number of steps from one mask to the next; 1 in the paper.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -56,15 +58,18 @@ class SRSTE(Sparsifier):
         optimizer: Optimizer | Sequence[Optimizer],
         *,
         sparsity: float | None = None,
-        decay: float = 2e-4,
+        decay: float | Ramp = 2e-4,
+        every: int = 1,
         **options: Unpack[Options],
     ) -> None:
-        if not decay >= 0.0:  # this form refuses NaN too
+        if not isinstance(decay, Ramp) and not decay >= 0.0:  # this form refuses NaN too
             raise ValueError(f"decay must be at least 0, got {decay}. Use 0 for the plain straight-through estimator.")
+        if every < 1:
+            raise ValueError(f"every must be at least 1 step, got {every}. Use 1 for a new mask after every step.")
         options.setdefault("pattern", "2:4" if sparsity is None else None)
         policy = StatePolicy(on_restore="keep")
         super().__init__(model, optimizer, sparsity=sparsity, distribution="uniform", policy=policy, **options)
-        self.decay = decay
+        self.decay, self.every = decay, every
         self._dense: dict[str, Tensor] = {}
         self._swapped = set(range(len(self.optimizers)))  # indices of optimizers whose parameters hold dense weights
         self._handles += [before_update(opt, self._before_update) for opt in self.optimizers]
@@ -80,7 +85,8 @@ class SRSTE(Sparsifier):
             if self._index(layer) in self._swapped:
                 self._dense[layer.name] = local_shard(layer.param).clone()
         self._swapped.clear()
-        self._pruned = self._select(self.sparsity, self._dense)
+        if self.steps % self.every == 0:
+            self._pruned = self._select(self.sparsity, self._dense)
         if self.steps == 0:
             self._masks_changed()  # counts never change, so they are read back once only
             self._zero_weights()
@@ -94,14 +100,15 @@ class SRSTE(Sparsifier):
 
     @torch.no_grad()
     def _before_update(self, optimizer: Optimizer) -> None:
+        decay = self.decay.at(self.steps) if isinstance(self.decay, Ramp) else self.decay
         scale = getattr(optimizer, "grad_scale", None)  # set by GradScaler where the optimizer itself unscales
         for layer in self._layers_of(optimizer):
             if self._index(layer) in self._swapped:
                 continue
             dense = self._dense[layer.name]
             local_shard(layer.param).copy_(dense)
-            if layer.param.grad is not None and self.decay > 0.0:
-                term = torch.where(self._pruned[layer.name], dense, 0).mul_(self.decay)
+            if layer.param.grad is not None and decay > 0.0:
+                term = torch.where(self._pruned[layer.name], dense, 0).mul_(decay)
                 local_shard(layer.param.grad).add_(term if scale is None else term * scale)
         self._swapped.add(self.optimizers.index(optimizer))
 

@@ -1,0 +1,156 @@
+"""``horst.sparsify`` inside somebody's own Trainer: pruned at the start, zeros kept, the dense model as teacher.
+
+:class:`SparsifyMixin` goes in front of any subclass of ``transformers.Trainer``, TRL's ``SFTTrainer`` among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horst.integrations.hf import SparsityCallback
+from horst.pruning import prune
+from horst.recovery import SparsifyConfig, check_sparse, kl_divergence, squarehead
+from horst.recovery.teacher import copy_as_teacher, prepare_teacher
+from horst.sparsity import Static
+from horst.training.evaluate import IGNORED
+
+try:
+    from transformers import Trainer
+except ImportError as error:
+    raise ImportError('horst.integrations.hf_sparsify needs transformers: pip install "horst-optim[hf]"') from error
+
+# What the Trainer decides, or what needs several runs of it.
+_NOT_HERE = ("stages", "train", "steps", "tokens", "batch_size", "lora", "loop", "parallel", "optimizer")
+
+
+class SparsifyMixin:
+    """A Trainer that makes its model sparse: ``class SparseSFTTrainer(SparsifyMixin, SFTTrainer): pass``.
+
+    ``train()`` prunes the model as it is then, calibrated on training batches, and keeps the zeros in every step. The
+    loss is the Trainer's own times ``label_weight``, plus ``distill_weight`` times the distance to the dense model, of
+    which a copy is made here (in bfloat16 on a GPU). Evaluation shows the Trainer's own loss. After the training the
+    zeros are counted, and too few are an error. Optimizer, schedule, batches and precision are the Trainer's. A Trainer
+    whose model gives no logits while it trains, as TRL's with a fused head, costs one more forward pass.
+
+    Args:
+        sparsify: Settings: ``sparsity`` or ``pattern``, ``method``, ``layers``, ``distill`` and its weights. Those that
+            the Trainer decides must have their defaults.
+        teacher: Model to learn from; None is a copy of the dense model.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=2, bos_token_id=0,
+        ...                                    eos_token_id=0, n_head=2))
+        >>> rows = [{"input_ids": row, "labels": row} for row in torch.randint(32, (16, 8))]
+        >>> args = TrainingArguments("output", max_steps=2, use_cpu=True)
+        >>> trainer = SparsifyTrainer(model, args, train_dataset=rows, sparsify=SparsifyConfig(sparsity=0.5))
+        >>> trainer.train()  # doctest: +SKIP
+    """
+
+    def __init__(self, *args: Any, sparsify: SparsifyConfig, teacher: nn.Module | None = None, **kwargs: Any) -> None:
+        defaults = SparsifyConfig(sparsity=sparsify.sparsity, pattern=sparsify.pattern)
+        if others := [name for name in _NOT_HERE if getattr(sparsify, name) != getattr(defaults, name)]:
+            raise ValueError(
+                f"{', '.join(others)} of SparsifyConfig has no effect in a Trainer, whose arguments decide that. Leave "
+                "it out, or call horst.sparsify."
+            )
+        super().__init__(*args, **kwargs)
+        trainer: Any = self
+        model = trainer.model
+        self.sparsify_config = sparsify
+        self.distill = sparsify.distill or "kl"
+        self.teacher = None
+        if self.distill != "none":
+            self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher)
+        elif teacher is not None:
+            raise ValueError("distill='none' uses no teacher, and one was given. Leave one of them out.")
+        chosen = {"layers": sparsify.layers, "include": sparsify.include, "exclude": sparsify.exclude}
+        self._kept = SparsityCallback(Static, **chosen)
+        trainer.add_callback(self._kept)
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        """Prune, unless a checkpoint is resumed, then train; see ``Trainer.train``."""
+        trainer: Any = self
+        config = self.sparsify_config
+        if not resume_from_checkpoint:
+            prune(
+                trainer.model, config.sparsity, method=config.method, pattern=config.pattern, layers=config.layers,
+                include=config.include, exclude=config.exclude, samples=None,
+                data=None if config.method == "magnitude" else self._calibration(),
+            )  # fmt: skip
+        found = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+        sparsifier = self._kept.sparsifier
+        assert sparsifier is not None
+        check_sparse(sparsifier.layers, sparsifier.masks, config.units, config.final_sparsity)
+        return found
+
+    def _calibration(self) -> list[dict[str, Tensor]]:
+        """Training batches with about as many rows as asked for, without their labels."""
+        trainer: Any = self
+        rows, found = 0, []
+        for batch in itertools.islice(trainer.get_train_dataloader(), self.sparsify_config.samples):
+            tensors = {name: value for name, value in _inputs(batch).items() if isinstance(value, Tensor)}
+            found.append(tensors)
+            rows += len(next(iter(tensors.values())))
+            if rows >= self.sparsify_config.samples:
+                break
+        return found
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **kwargs: Any
+    ) -> Any:
+        """The Trainer's own loss and, while training, what the teacher says."""
+        own: Any = super()
+        if not model.training or self.teacher is None:
+            return own.compute_loss(model, inputs, return_outputs, num_items_in_batch, **kwargs)
+        wants = {"output_hidden_states": True} if self.distill == "squarehead" else {}
+        labels = inputs.get("labels")
+        seen: list[Any] = []
+        trainer: Any = self
+        hook = trainer.model.register_forward_hook(lambda module, args, output: seen.append(output))
+        try:
+            found = own.compute_loss(model, {**inputs, **wants}, return_outputs, num_items_in_batch, **kwargs)
+        finally:
+            hook.remove()
+        loss, outputs = found if return_outputs else (found, None)
+        needed = "hidden_states" if self.distill == "squarehead" else "logits"
+        student = next((o for o in seen if getattr(o, needed, None) is not None), None)
+        if student is None:
+            student = model(**_inputs(inputs), **wants)
+        label_weight, distill_weight = self.sparsify_config.weights(self.distill)
+        distance = self._distance(student, inputs, labels, num_items_in_batch, wants)
+        loss = label_weight * loss + distill_weight * distance
+        return (loss, outputs) if return_outputs else loss
+
+    def _distance(self, student: Any, inputs: Any, labels: Any, items: Any, wants: dict[str, bool]) -> Tensor:
+        """How far the model is from the teacher, as a mean over what counts."""
+        assert self.teacher is not None
+        with torch.no_grad():
+            self.teacher.to(next(iter(_inputs(inputs).values())).device)
+            dense = self.teacher(**_inputs(inputs), **wants)
+        if self.distill == "squarehead":
+            return squarehead(student.hidden_states[1:], dense.hidden_states[1:], inputs.get("attention_mask"))
+        mask = _scored(student.logits, labels, self.teacher)
+        distance = kl_divergence(student.logits, dense.logits, self.sparsify_config.temperature, mask)
+        return distance if items is None else distance * mask.sum() / items  # one of several parts of a step
+
+
+class SparsifyTrainer(SparsifyMixin, Trainer):
+    """``transformers.Trainer`` with :class:`SparsifyMixin`; see there."""
+
+
+def _inputs(batch: Any) -> dict[str, Any]:
+    return {name: value for name, value in batch.items() if name not in ("labels", "label", "label_ids")}
+
+
+def _scored(logits: Tensor, labels: Tensor | None, teacher: nn.Module) -> Tensor:
+    """True where a prediction counts: those with a label; a causal model's is that of the next token."""
+    if labels is None or labels.shape != logits.shape[:-1]:
+        return torch.ones(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+    if type(teacher).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+    return labels != IGNORED

@@ -1,0 +1,84 @@
+"""The last look: every masked weight is exactly zero, and the sparsity that was asked for is there, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from horst.parameters.sharding import Shard, local_shard, sum_over_ranks
+from horst.pruning.report import PrunedLayer
+from horst.sparsity.layers import Layer
+from horst.sparsity.masks import NM, Block
+from horst.sparsity.selection import exact_floor
+
+__all__ = ["NotSparse", "check_sparse"]
+
+
+class NotSparse(RuntimeError):
+    """A model that should be sparse is not: a masked weight is not zero, or there are too few zeros."""
+
+
+@torch.no_grad()
+def check_sparse(
+    layers: Sequence[Layer], masks: Mapping[str, Tensor], pattern: Block | NM, sparsity: float
+) -> list[PrunedLayer]:
+    """Count the zeros of each layer; raise where they are not what was asked for.
+
+    Args:
+        layers: Layers that were pruned.
+        masks: Masks by layer name, True where a weight is kept; of a cut weight, this rank's part.
+        pattern: Pattern that the zeros must have.
+        sparsity: Share of zeros that each layer must have, rounded down to whole units of the pattern.
+
+    Returns:
+        What each layer keeps, over all ranks.
+
+    Example:
+        >>> from torch import nn
+        >>> from horst.sparsity import find_layers
+        >>> model = nn.Linear(2, 2)
+        >>> model.weight.data = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> mask = {"weight": model.weight != 0}
+        >>> check_sparse(find_layers(model, "all"), mask, Block(), 0.5)[0].sparsity
+        0.5
+    """
+    found, problems = [], []
+    for layer in layers:
+        shard = Shard.of(layer.param)
+        weight = local_shard(layer.param)
+        # NaN is not zero either.
+        alive = int(sum_over_ranks(((weight != 0) & ~masks[layer.name]).sum(), shard.group))
+        if alive:
+            problems.append(f"{layer.name} has {alive} masked weights that are not zero")
+        kept = int(sum_over_ranks((weight != 0).sum(), shard.group))
+        found.append(PrunedLayer(layer.name, tuple(layer.param.shape), kept))
+        problem = _lack(layer, weight, shard, pattern, sparsity)
+        if problem:
+            problems.append(f"{layer.name} {problem}")
+    if problems:
+        raise NotSparse(
+            f"the model is not as sparse as asked for ({_name(pattern, sparsity)}): {'; '.join(problems[:4])}"
+            f"{f'; and {len(problems) - 4} more' if len(problems) > 4 else ''}. Did something else change its weights?"
+        )
+    return found
+
+
+def _lack(layer: Layer, weight: Tensor, shard: Shard, pattern: Block | NM, sparsity: float) -> str:
+    """What the zeros of a layer lack of the pattern; empty for nothing."""
+    if isinstance(pattern, NM):
+        groups = weight.movedim(layer.input_dim, -1).reshape(-1, pattern.m)
+        full = int(sum_over_ranks((groups.count_nonzero(1) > pattern.n).sum(), shard.group))
+        return f"has {full} groups of {pattern.m} with more than {pattern.n} weights" if full else ""
+    matrices = list(weight) if layer.experts else [weight]
+    size = pattern.rows * pattern.columns
+    zeros = sum(((pattern.unit_scores(m) == 0).sum() for m in matrices), torch.zeros((), device=weight.device))
+    have = int(sum_over_ranks(zeros.long(), shard.group))
+    count = layer.experts or 1
+    need = count * exact_floor(sparsity, layer.param.numel() // count // size)
+    return f"has {have} zero units of the {need} needed" if have < need else ""
+
+
+def _name(pattern: Block | NM, sparsity: float) -> str:
+    return f"{pattern.n}:{pattern.m}" if isinstance(pattern, NM) else f"sparsity {sparsity}"

@@ -1,0 +1,171 @@
+"""``horst sparsify``: real models through all stages; bad calls end in one line and leave nothing."""
+
+import json
+import os
+import pathlib
+import signal
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from horst.cli import recovery_data
+from horst.sparsity import find_layers
+
+QUICK = ("--steps", 12, "--batch-size", 4, "--context", 32, "--samples", 4, "--lr", "1e-3")
+
+
+def pruned_weights(folder):
+    model = transformers.AutoModel.from_pretrained(folder)
+    return {layer.name: layer.param for layer in find_layers(model, "blocks")}
+
+
+def test_a_language_model_goes_through_all_stages(horst, gpt2, texts):
+    out = pathlib.Path("sparse")
+    found = horst("sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.7, "--out", out, *QUICK)
+    assert found.code == 0, found.err
+    rows = json.loads((out / "sparsify.json").read_text())["rows"]
+    assert [row["stage"] for row in rows] == ["dense", *["pruned", "trained"] * 3]
+    assert [row["sparsity"] for row in rows[2::2]] == [0.493, 0.674, 0.7]
+    assert rows[-1]["perplexity"] < rows[-2]["perplexity"]
+    for weight in pruned_weights(out).values():
+        assert int((weight == 0).sum()) == int(0.7 * weight.numel())
+    assert "Perplexity" in (out / "sparsify.html").read_text()
+    assert "70% zeros, trained" in found.out
+    assert os.listdir() == ["sparse"]
+
+
+def test_two_of_four_and_the_sparse_file(horst, gpt2, texts, tmp_path):
+    words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--pattern", "2:4", "--out", tmp_path / "sparse"]
+    assert horst(*words, "--sparse", *QUICK).code == 0
+    assert (tmp_path / "sparse" / "model.sparse.safetensors").is_file()
+    assert horst("export", tmp_path / "sparse", "--to", "hugging-face", "--out", tmp_path / "dense").code == 0
+    for weight in pruned_weights(tmp_path / "dense").values():  # GPT-2 stores its weights inputs first
+        assert torch.equal((weight.T.reshape(-1, 4) != 0).sum(1), torch.full((weight.numel() // 4,), 2))
+    again = horst(*words, *QUICK)
+    assert again.code == 2
+    assert "exists. Add --overwrite" in again.err
+    assert horst(*words, "--overwrite", *QUICK).code == 0  # the page is one of the files that horst wrote
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(horst, gpt2, texts, tmp_path, monkeypatch):
+    words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.5, "--eval-every", 4, *QUICK]
+    assert horst(*words, "--out", tmp_path / "whole").code == 0
+    whole, calls = recovery_data.read_data, []
+
+    def stopping(*args, **options):
+        data = whole(*args, **options)
+
+        def evaluate(model):
+            calls.append(1)
+            if len(calls) == 4:  # dense, pruned, step 4, step 8
+                os.kill(os.getpid(), signal.SIGTERM)
+            return data.evaluate(model)
+
+        return recovery_data.dataclasses.replace(data, evaluate=evaluate)
+
+    monkeypatch.setattr(recovery_data, "read_data", stopping)
+    stopped = horst(*words, "--out", tmp_path / "other")
+    assert stopped.code == 143
+    assert not (tmp_path / "other").exists()
+    monkeypatch.setattr(recovery_data, "read_data", whole)
+    resumed = horst(*words, "--out", tmp_path / "other")
+    assert resumed.code == 0
+    assert "going on with the run" in resumed.err
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "other"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert sorted(os.listdir(tmp_path)) == ["here", "other", "whole"]
+
+
+def test_an_encoder_learns_its_hidden_states(horst, texts, tmp_path):
+    torch.manual_seed(0)
+    words = [
+        "the",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "for",
+        "on",
+        "with",
+        "as",
+        "by",
+        "at",
+        "from",
+        "this",
+        "that",
+        "it",
+        "be",
+        "are",
+        "or",
+        "an",
+    ]
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    transformers.BertTokenizerFast(str(tmp_path / "bert" / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    config = transformers.BertConfig(
+        vocab_size=25, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.BertModel(config)
+    for layer in find_layers(model, "blocks"):
+        layer.param.data.normal_(std=0.3)  # larger than at initialisation, so that they matter
+    model.save_pretrained(tmp_path / "bert")
+    lines = [" ".join(words[(i * j) % 20] for j in range(1, 9)) for i in range(1, 81)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    found = horst(
+        "sparsify", tmp_path / "bert", "--data", tmp_path / "lines.txt", "--sparsity", 0.6, "--out", "sparse",
+        "--steps", 40, "--batch-size", 16, "--samples", 16, "--lr", "3e-3", "--json",
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    dense, pruned, trained = (row["cosine"] for row in found.json["rows"])
+    assert dense == pytest.approx(1.0)
+    assert pruned < trained < 1.0
+
+
+def test_an_image_model(horst, vit, tmp_path):
+    found = horst(
+        "sparsify", vit, "--data", "digits", "--sparsity", 0.5, "--out", tmp_path / "sparse", "--method", "magnitude",
+        "--steps", 6, "--batch-size", 16, "--json",
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    assert [row["stage"] for row in found.json["rows"]] == ["dense", "pruned", "trained"]
+    assert all(layer["sparsity"] == pytest.approx(0.5, abs=1e-3) for layer in found.json["layers"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sparsity", "0.5", "--data", ""], "give the data to train on: --data text.jsonl"),
+        ([], "give the share of weights to remove, --sparsity 0.7, or a pattern"),
+        (["--sparsity", "70"], "sparsity"),
+        (["--sparsity", "0.5", "--pattern", "2:4", "--stages", "0.3"], "stages"),
+        (["--sparsity", "0.5", "--tokens", "20X"], "--tokens must be a number such as 500k, 20M or 1B"),
+        (["--sparsity", "0.5", "--steps", "0"], "steps must be a whole number of at least 1"),
+        (["--sparsity", "0.7", "--steps", "2"], "steps are too few for 3 stages"),
+        (["--sparsity", "0.5", "--context", "4096"], "--context must lie between 1 and the model's 64"),
+        (["--sparsity", "0.5", "--teacher", "nowhere"], "there is no model nowhere"),
+        (["--sparsity", "0.5", "--distill", "none", "--teacher", "."], "is no model"),
+    ],
+)
+def test_a_bad_call_is_one_line_and_leaves_nothing(horst, gpt2, texts, words, message):
+    data = [] if "--data" in words else ["--data", texts / "text.jsonl"]
+    found = horst("sparsify", gpt2, *data, "--out", "sparse", *words)
+    assert found.code == 2
+    assert message in found.err
+    assert len(found.err.splitlines()) == 1
+    assert os.listdir() == []
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(horst, gpt2, texts, tmp_path):
+    config = transformers.GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "teacher")
+    found = horst(
+        "sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.5, "--out", tmp_path / "sparse",
+        "--teacher", tmp_path / "teacher", *QUICK,
+    )  # fmt: skip
+    assert found.code == 2
+    assert "300" in found.err
+    assert not (tmp_path / "sparse").exists()

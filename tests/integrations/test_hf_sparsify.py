@@ -1,0 +1,163 @@
+"""The Trainer that makes its model sparse: with transformers' own Trainer and with TRL's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from horst.integrations.hf import horst
+from horst.integrations.hf_sparsify import SparsifyMixin, SparsifyTrainer
+from horst.recovery import NotSparse, SparsifyConfig
+from horst.sparsity import find_layers
+
+
+def dataset(rows=32):
+    tokens = torch.randint(0, 32, (rows, 12), generator=torch.Generator().manual_seed(0))
+    tokens[:, 6:] = tokens[:, :6]  # something to learn
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def gpt2():
+    set_seed(0)
+    config = GPT2Config(vocab_size=32, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = GPT2LMHeadModel(config)
+    for layer in find_layers(model, "blocks"):
+        layer.param.data.normal_(std=0.3)
+    return model
+
+
+def arguments(tmp_path, **options):
+    return TrainingArguments(
+        str(tmp_path), **{
+            "max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "report_to": [], "use_cpu": True,
+            "disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no", "dataloader_pin_memory": False,
+            "seed": 0, **options,
+        },
+    )  # fmt: skip
+
+
+def make(tmp_path, model=None, config=None, trainer=SparsifyTrainer, teacher=None, **options):
+    model = model or gpt2()
+    config = config or SparsifyConfig(sparsity=0.5, samples=8)
+    args = arguments(tmp_path, **options)
+    return trainer(
+        model, args, train_dataset=dataset(), eval_dataset=dataset(8), sparsify=config, teacher=teacher,
+        optimizer_cls_and_kwargs=horst(args),
+    )  # fmt: skip
+
+
+def zeros(model):
+    return {layer.name: int((layer.param == 0).sum()) / layer.param.numel() for layer in find_layers(model, "blocks")}
+
+
+@pytest.mark.parametrize("method", ["sparsegpt", "magnitude"])
+def test_the_model_is_pruned_before_the_first_step_and_stays_so(method, tmp_path):
+    trainer = make(tmp_path, config=SparsifyConfig(sparsity=0.5, method=method, samples=8))
+    trainer.train()
+    assert set(zeros(trainer.model).values()) == {0.5}
+    plain = Trainer(trainer.model, trainer.args, eval_dataset=dataset(8))
+    assert trainer.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]  # the teacher has no part in it
+
+
+def test_two_of_four(tmp_path):
+    trainer = make(tmp_path, config=SparsifyConfig(pattern="2:4", samples=8))
+    trainer.train()
+    weight = trainer.model.transformer.h[0].mlp.c_fc.weight.T  # GPT-2 stores its weights inputs first
+    assert torch.equal((weight.reshape(-1, 4) != 0).sum(1), torch.full((weight.numel() // 4,), 2))
+
+
+def test_the_loss_is_the_weighted_sum_of_both_terms(tmp_path):
+    model, teacher = gpt2().double(), gpt2().double()
+    for p in teacher.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    trainer = make(tmp_path, model=model, teacher=teacher)
+    rows = {k: torch.stack([r[k] for r in dataset(4)]) for k in ("input_ids", "labels")}
+    rows["labels"] = rows["labels"].clone()
+    rows["labels"][:2, 8:] = -100
+    model.train()
+    found = trainer.compute_loss(model, rows)
+    logits, dense = (m(input_ids=rows["input_ids"]).logits[:, :-1] for m in (model, teacher))
+    targets = rows["labels"][:, 1:]
+    counts = targets != -100
+    label = F.cross_entropy(logits[counts], targets[counts])
+    p, log_p = (dense[counts] / 2).softmax(-1), (dense[counts] / 2).log_softmax(-1)
+    distance = 4 * (p * (log_p - (logits[counts] / 2).log_softmax(-1))).sum(-1).mean()
+    assert found.item() == pytest.approx(
+        (0.33 * label + 0.67 * distance).item(), rel=1e-6
+    )  # transformers computes its part in float32
+
+
+def test_accumulated_parts_are_one_batch(tmp_path):
+    weights = []
+    for options in ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}):
+        config = SparsifyConfig(sparsity=0.5, method="magnitude")
+        trainer = make(tmp_path, model=gpt2().double(), config=config, max_steps=2, **options)
+        trainer.optimizer_cls_and_kwargs = torch.optim.SGD, {"lr": 0.1}  # Adam would divide rounding by itself
+        trainer.train()
+        weights.append(trainer.model.transformer.h[1].mlp.c_fc.weight.detach().clone())
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-7)
+
+
+def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path):
+    whole = make(tmp_path, save_strategy="steps", save_steps=3)
+    dense = {name: value.clone() for name, value in whole.model.state_dict().items()}
+    whole.train()
+    teacher = gpt2()
+    teacher.load_state_dict(dense)
+    resumed = make(tmp_path, teacher=teacher)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    expected, found = whole.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_weights_that_come_back_are_an_error(tmp_path):
+    trainer = make(tmp_path)
+
+    class Meddler(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **kwargs):
+            model.transformer.h[0].mlp.c_fc.weight.data.add_(1.0)
+
+    trainer.add_callback(Meddler())  # after the one that zeroes them
+    with pytest.raises(NotSparse, match=r"c_fc\.weight has 512 masked weights that are not zero"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(("setting", "value"), [("steps", 5), ("stages", (0.3,)), ("lora", 4), ("batch_size", 8)])
+def test_settings_that_the_trainer_decides_are_refused(setting, value, tmp_path):
+    config = SparsifyConfig(sparsity=0.5, **{setting: value})
+    with pytest.raises(ValueError, match=f"{setting} of SparsifyConfig has no effect in a Trainer"):
+        make(tmp_path, config=config)
+
+
+def test_trl(tmp_path):
+    trl = pytest.importorskip("trl")
+
+    class SparseSFTTrainer(SparsifyMixin, trl.SFTTrainer):
+        pass
+
+    args = trl.SFTConfig(
+        str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no", logging_strategy="no", dataloader_pin_memory=False, bf16=False, max_length=12,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )  # fmt: skip
+    rows = Dataset.from_list([{name: value.tolist() for name, value in row.items()} for row in dataset()])
+    words = {f"w{i}": i for i in range(31)} | {"<end>": 31}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<end>")), eos_token="<end>", pad_token="<end>"
+    )
+    trainer = SparseSFTTrainer(
+        gpt2(), args, train_dataset=rows, processing_class=tokenizer, sparsify=SparsifyConfig(sparsity=0.5, samples=8)
+    )
+    trainer.train()
+    assert set(zeros(trainer.model).values()) == {0.5}

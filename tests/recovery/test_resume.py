@@ -1,0 +1,143 @@
+"""A run that was stopped anywhere goes on, bit for bit; and goes on with nothing else."""
+
+import dataclasses
+import os
+import signal
+
+import pytest
+import torch
+from recovery_runs import LOOP, SHORT, equal, make, score, weights, windows
+
+import horst
+from horst.recovery.data import RowBatches
+from horst.recovery.whole import Pruner
+from horst.training import CheckpointError, Interrupted
+
+# Dropout draws random numbers; 5 + 5 + 10 steps, with checkpoints every three.
+SETTINGS = {**SHORT, "steps": 20, "sparsity": 0.75, "stages": (0.25, 0.5), "evaluate": score}
+
+
+def run(directory, *, model="plain", **changes):
+    net, data = make(model)
+    report = horst.sparsify(net, data, directory=directory, **{**SETTINGS, **changes})
+    return weights(net), report
+
+
+def numbers(report):
+    """A report without what a clock says."""
+    found = report.to_dict()
+    for row in (*found["stages"], *found["rows"]):
+        row.pop("seconds")
+    return found
+
+
+@pytest.fixture
+def kill(monkeypatch):
+    """Send this process a signal when a batch is asked for; each batch's is sent once."""
+
+    def at(step):
+        left = {step}
+
+        def batches(self, start):
+            for number, batch in enumerate(original(self, start), start):
+                if number in left:
+                    left.remove(number)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield batch
+
+        original = RowBatches.batches
+        monkeypatch.setattr(RowBatches, "batches", batches)
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        (2, {}),
+        (5, {}),  # the first step of the second stage
+        (12, {}),
+        (12, {"train": "refresh", "refresh_every": 2}),
+        (5, {"lora": 2}),
+        (12, {"lora": 2}),
+        (7, {"optimizer": "adamw"}),
+        (7, {"train": "admm", "stages": None}),
+        (7, {"train": "ast", "stages": None}),
+        (7, {"train": "cast", "optimizer": "adams", "stages": None}),
+    ],
+)
+def test_an_interrupted_run_goes_on_bit_for_bit(step, changes, kill, tmp_path):
+    expected, report = run(tmp_path / "whole", **changes)
+    kill(step)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "stopped", **changes)
+    found, resumed = run(tmp_path / "stopped", **changes)
+    assert equal(found, expected)
+    assert numbers(resumed) == numbers(report)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_run_that_dies_while_it_prunes_goes_on_bit_for_bit(stage, monkeypatch, tmp_path):
+    expected, report = run(tmp_path / "whole")
+    prune, calls = Pruner.prune, []
+
+    def dies(self, model, sparsity):
+        calls.append(sparsity)
+        if len(calls) == stage + 1:
+            raise KeyboardInterrupt
+        return prune(self, model, sparsity)
+
+    monkeypatch.setattr(Pruner, "prune", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped")
+    found, resumed = run(tmp_path / "stopped")
+    assert equal(found, expected)
+    assert numbers(resumed) == numbers(report)
+    assert calls == [0.25, 0.5, 0.75][: stage + 1] + [0.25, 0.5, 0.75][stage:]  # nothing is pruned twice
+
+
+def test_a_finished_run_is_not_trained_again(monkeypatch, tmp_path):
+    expected, report = run(tmp_path)
+    monkeypatch.setattr(Pruner, "prune", lambda *_: pytest.fail("pruned again"))
+    monkeypatch.setattr(RowBatches, "take", lambda *_: (windows(4), torch.full((4, 8), -100)))  # any training shows
+    found, again = run(tmp_path)
+    assert equal(found, expected)
+    assert numbers(again) == numbers(report)
+
+
+def test_checkpoints_of_earlier_stages_are_deleted(tmp_path):
+    run(tmp_path)
+    assert [bool(list(tmp_path.glob(f"stage-{i}/checkpoints/step-*"))) for i in (1, 2, 3)] == [False, False, True]
+
+
+def test_a_directory_without_checkpoints_asked_for_has_one_per_stage(kill, tmp_path):
+    loop = dataclasses.replace(LOOP, checkpoint_every=None)
+    expected, _ = run(tmp_path / "whole", loop=loop)
+    kill(12)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "stopped", loop=loop)
+    assert equal(run(tmp_path / "stopped", loop=loop)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"lr": 1e-5}, "settings.lr"), ({"seed": 1}, "settings.seed"), ({"model": "gpt2"}, "model")],
+)
+def test_another_run_is_refused(changes, named, tmp_path):
+    run(tmp_path)
+    with pytest.raises(CheckpointError, match=f"belongs to another run: {named} differ"):
+        run(tmp_path, **changes)
+
+
+def test_other_data_is_refused(tmp_path):
+    model, data = make("plain")
+    horst.sparsify(model, data, directory=tmp_path, **SETTINGS)
+    model, data = make("plain")
+    with pytest.raises(CheckpointError, match="belongs to another run: data differ"):
+        horst.sparsify(model, data.flip(0), directory=tmp_path, **SETTINGS)
+
+
+def test_without_a_directory_nothing_is_left_behind(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run(None)
+    assert list(tmp_path.iterdir()) == []

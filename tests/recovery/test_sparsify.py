@@ -1,0 +1,267 @@
+"""All stages on small models of every kind: zeros are zeros, the sparsity is there, and the model recovers."""
+
+import copy
+import math
+
+import pytest
+import torch
+from recovery_runs import MODELS, SHORT, Plain, gpt2, make, padded, score, weights, windows
+from torch import nn
+
+import horst
+from horst.recovery import NotSparse, SparsifyConfig, check_sparse
+from horst.recovery.methods import METHODS, TrainMethod
+from horst.sparsity import Static, find_layers
+from horst.sparsity.masks import NM, Block
+
+OWN_MASKS = [("admm", "horst"), ("admm", "adamw"), ("ast", "horst"), ("cast", "adams")]
+
+
+def zeros(model, **options):
+    return {layer.name: layer.param.detach() == 0 for layer in find_layers(model, **options)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_becomes_sparse(name):
+    model, data = make(name)
+    before = weights(model)
+    report = horst.sparsify(model, data, sparsity=0.5, **SHORT)
+    for mask in zeros(model).values():
+        assert int(mask.sum()) == mask.numel() // 2
+    assert report.sparsity == 0.5
+    assert [layer.name for layer in report.layers.layers] == list(zeros(model))
+    vectors = [name for name, value in before.items() if value.dim() == 1 and value.is_floating_point()]
+    assert any(not torch.equal(before[name], weights(model)[name]) for name in vectors)  # all weights are trained
+    assert not model.training
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert math.isfinite(report.stages[0].loss)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])
+@pytest.mark.parametrize("method", ["sparsegpt", "wanda", "magnitude"])
+def test_n_of_m_holds_in_every_group(name, method):
+    model, data = make(name)
+    horst.sparsify(model, data, pattern="2:4", method=method, **SHORT)
+    for layer in find_layers(model):
+        groups = layer.inputs_last.reshape(-1, 4)
+        assert (groups.count_nonzero(1) == 2).all()
+
+
+def test_stages_are_pruned_and_trained_one_after_the_other():
+    model, data = make("llama")
+    report = horst.sparsify(model, data, sparsity=0.75, stages=(0.25, 0.5), evaluate=score, **{**SHORT, "steps": 40})
+    assert [stage.sparsity for stage in report.stages] == [0.25, 0.5, 0.75]
+    assert [stage.steps for stage in report.stages] == [10, 10, 20]
+    assert report.units == 40 * 4 * 8
+    assert [row["stage"] for row in report.rows()] == ["dense", *["pruned", "trained"] * 3]
+    assert report.after["loss"] == pytest.approx(score(model)["loss"])
+    assert report.after["loss"] < report.stages[0].pruned["loss"]
+    assert all(int(mask.sum()) == mask.numel() * 3 // 4 for mask in zeros(model).values())
+    assert report.to_dict()["before"] == report.dense
+
+
+def test_blocks_are_removed_whole():
+    model, data = make("plain")
+    horst.sparsify(model, data, sparsity=0.5, pattern=(4, 4), method="wanda", **SHORT)
+    for mask in zeros(model).values():
+        units = mask.view(4, 4, 4, 4).transpose(1, 2).flatten(2)
+        assert (units.all(2) | ~units.any(2)).all()
+        assert int(units.all(2).sum()) == 8
+
+
+@pytest.mark.parametrize("optimizer", ["horst", "adamw"])
+def test_refreshed_masks_change_and_end_exact(optimizer):
+    model, data = make("plain")
+    settings = {**SHORT, "steps": 40, "lr": 0.02, "optimizer": optimizer}
+    fixed = copy.deepcopy(model)
+    horst.sparsify(fixed, data, sparsity=0.5, **settings)
+    horst.sparsify(model, data, sparsity=0.5, train="refresh", refresh_every=10, **settings)
+    mine, other = zeros(model), zeros(fixed)
+    assert all(int(mask.sum()) == mask.numel() // 2 for mask in mine.values())
+    assert any(not torch.equal(mine[name], other[name]) for name in mine)
+
+
+@pytest.mark.parametrize(("train", "optimizer"), OWN_MASKS)
+@pytest.mark.parametrize("settings", [{"sparsity": 0.75}, {"pattern": "2:4"}], ids=["single", "2:4"])
+def test_methods_with_masks_of_their_own_go_from_dense_to_sparse(train, optimizer, settings):
+    model, data = make("llama")
+    report = horst.sparsify(model, data, train=train, optimizer=optimizer, **settings, **{**SHORT, "steps": 16})
+    assert len(report.stages) == 1
+    assert report.sparsity == settings.get("sparsity", 0.5)
+    for layer in find_layers(model):
+        if "pattern" in settings:
+            assert (layer.inputs_last.reshape(-1, 4).count_nonzero(1) == 2).all()
+        else:
+            assert int((layer.param == 0).sum()) == layer.param.numel() * 3 // 4
+
+
+def test_any_optimizer_can_train():
+    model, data = make("plain")
+    made = []
+
+    def sgd(model):
+        made.append(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        return made[-1]
+
+    horst.sparsify(model, data, sparsity=0.5, optimizer=sgd, **SHORT)
+    assert len(made) == 1
+    assert made[0].state
+
+
+def test_distillation_pulls_the_pruned_model_towards_the_dense_one():
+    """With no labels at all, what the encoder returns comes closer to what it returned when it was dense."""
+    model, data = make("bert")
+    dense = copy.deepcopy(model)
+
+    def distance(model):
+        states = [m(**data).last_hidden_state for m in (model, dense)]
+        counts = data["attention_mask"].bool()
+        return {"distance": float((states[0] - states[1])[counts].square().mean())}
+
+    report = horst.sparsify(model, data, sparsity=0.5, evaluate=distance, **{**SHORT, "steps": 60})
+    assert report.dense["distance"] == 0
+    assert report.after["distance"] < 0.5 * report.stages[0].pruned["distance"]
+
+
+@pytest.mark.parametrize("name", ["plain", "vit"])
+def test_hidden_states_of_plain_modules_are_those_of_their_blocks(name):
+    model, data = make(name)
+    report = horst.sparsify(model, data, sparsity=0.5, distill="squarehead", **SHORT)
+    assert report.sparsity == 0.5
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_larger_teacher_of_the_same_vocabulary_may_teach_by_kl():
+    model, data = make("plain")
+    horst.sparsify(model, data, sparsity=0.5, teacher=Plain(width=24), **SHORT)
+    with pytest.raises(ValueError, match=r"predicts 40 classes or tokens, the model 50: their vocabularies differ"):
+        horst.sparsify(model, data % 40, sparsity=0.5, teacher=Plain(vocabulary=40), **SHORT)
+    with pytest.raises(ValueError, match="SquareHead compares hidden states of equal shapes"):
+        horst.sparsify(model, data, sparsity=0.5, teacher=Plain(width=24), distill="squarehead", **SHORT)
+
+
+def test_the_teacher_stays_as_it_was():
+    model, data = make("plain")
+    teacher = copy.deepcopy(model)
+    before = weights(teacher)
+    horst.sparsify(model, data, sparsity=0.5, teacher=teacher, **SHORT)
+    assert all(torch.equal(before[name], value) for name, value in weights(teacher).items())
+
+
+def test_narrow_weights_are_trained_wide_and_given_back_narrow():
+    model, data = make("gpt2")
+    model = model.bfloat16()
+    horst.sparsify(model, data, sparsity=0.5, **SHORT)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert all(int(mask.sum()) >= mask.numel() // 2 for mask in zeros(model).values())
+
+
+def test_frozen_weights_are_left_alone():
+    model, data = make("plain")
+    model.blocks[0].requires_grad_(False)
+    before = weights(model.blocks[0])
+    report = horst.sparsify(model, data, sparsity=0.5, **SHORT)
+    assert [layer.name for layer in report.layers.layers] == ["blocks.1.1.weight"]
+    assert all(torch.equal(before[name], value) for name, value in weights(model.blocks[0]).items())
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory():
+    results = []
+    for checkpointing in (False, True):
+        model, data = make("llama")
+        horst.sparsify(model, data, sparsity=0.5, gradient_checkpointing=checkpointing, **SHORT)
+        results.append(weights(model))
+        assert "forward" not in vars(model.model.layers[0])
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], rtol=0, atol=0)
+
+
+def test_the_generators_of_the_caller_are_left_alone():
+    model, data = make("plain")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    horst.sparsify(model, data, sparsity=0.5, **SHORT)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_how_long_to_train():
+    model, data = make("plain")
+    options = {key: value for key, value in SHORT.items() if key != "steps"}
+    assert horst.sparsify(model, data, sparsity=0.5, **options).stages[0].steps == 24 / 4  # one pass
+    assert horst.sparsify(model, data, sparsity=0.5, tokens=100, **options).stages[0].steps == 4  # of 32 tokens each
+    vit, images = make("vit")
+    with pytest.raises(ValueError, match="tokens=100 counts tokens of text, and the data has images"):
+        horst.sparsify(vit, images, sparsity=0.5, tokens=100, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"sparsity": 0.5, "exclude": ["nowhere.*"]}, ValueError, r"exclude='nowhere\.\*' matches no parameter"),
+        ({"pattern": "3:5"}, ValueError, "3:5 needs an input dimension that is a multiple of 5"),
+        ({"sparsity": 0.5, "distil": "kl"}, TypeError, "distil"),
+        ({"sparsity": 0.5, "distill": "none", "teacher": Plain()}, ValueError, "distill='none' uses no teacher"),
+        ({"sparsity": 0.5, "train": "refresh", "steps": 2}, ValueError, "no room for a refresh"),
+        ({"sparsity": 0.5, "layers": "blocks", "lora": 99}, ValueError, "lora=99 is more than the smaller side"),
+    ],
+)
+def test_bad_settings_leave_the_model_as_it_was(settings, error, message):
+    model, data = make("plain")
+    before = weights(model)
+    with pytest.raises(error, match=message):
+        horst.sparsify(model, data, **{**SHORT, **settings})
+    assert all(torch.equal(before[name], value) for name, value in weights(model).items())
+
+
+def test_an_encoder_without_labels_needs_a_teacher():
+    model, data = make("bert")
+    with pytest.raises(ValueError, match="no labels and distill='none' uses no teacher: nothing to learn from"):
+        horst.sparsify(model, data, sparsity=0.5, distill="none", **SHORT)
+    with pytest.raises(TypeError, match="the model gives no logits"):
+        horst.sparsify(model, {**padded(), "labels": torch.zeros(24, dtype=torch.int64)}, sparsity=0.5, **SHORT)
+
+
+def test_what_is_not_a_model_is_refused():
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got 'folder'"):
+        horst.sparsify("folder", windows(), sparsity=0.5)
+
+
+def test_the_last_check_fails_loudly():
+    model = nn.Linear(4, 4)
+    layers = find_layers(model, "all")
+    mask = {"weight": torch.ones(4, 4, dtype=torch.bool).tril()}
+    with pytest.raises(NotSparse, match="weight has 6 masked weights that are not zero; weight has 0 zero units of"):
+        check_sparse(layers, mask, Block(), 0.375)
+    model.weight.data *= mask["weight"]
+    assert check_sparse(layers, mask, Block(), 0.375)[0].kept == 10
+    with pytest.raises(NotSparse, match="has 6 zero units of the 8 needed"):
+        check_sparse(layers, mask, Block(), 0.5)
+    with pytest.raises(NotSparse, match="has 2 groups of 4 with more than 2 weights"):
+        check_sparse(layers, mask, NM(2, 4), 0.5)
+
+
+def test_a_weight_that_comes_back_fails_the_run(monkeypatch):
+    def forgetful(model, optimizer, masks, config, steps):
+        sparsifier = Static(model, optimizer, masks=masks)
+        sparsifier._zero_weights = lambda always=False: None
+        sparsifier._mask_gradient = lambda layer: None
+        return sparsifier
+
+    model, data = make("plain")
+    monkeypatch.setitem(METHODS, "fixed", TrainMethod(forgetful))
+    with pytest.raises(NotSparse, match=r"blocks\.0\.1\.weight has \d+ masked weights that are not zero"):
+        horst.sparsify(model, data, sparsity=0.5, optimizer=lambda m: torch.optim.AdamW(m.parameters()), **SHORT)
+
+
+def test_a_config_and_settings_go_together():
+    model, data = make("plain")
+    config = SparsifyConfig(sparsity=0.25, **{**SHORT, "steps": 2})
+    assert horst.sparsify(model, data, config=config, sparsity=0.5).sparsity == 0.5
+
+
+def test_the_cache_of_hugging_face_is_switched_on_again():
+    model = gpt2()
+    assert model.config.use_cache
+    horst.sparsify(model, windows(), sparsity=0.5, **SHORT)
+    assert model.config.use_cache
