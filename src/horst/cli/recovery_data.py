@@ -31,6 +31,7 @@ class RecoveryData:
         higher_is_better: Whether more of it is better.
         about: What it is, in words.
         steps_per_epoch: Function from a batch size to the steps of one pass over the data.
+        tokens_per_row: Tokens of a row of text.
     """
 
     train: Any
@@ -39,6 +40,7 @@ class RecoveryData:
     higher_is_better: bool
     about: str
     steps_per_epoch: Callable[[int], int]
+    tokens_per_row: int = 1
 
 
 def read_data(
@@ -120,6 +122,7 @@ def _windows(
         higher_is_better=False,
         about=about,
         steps_per_epoch=lambda size: -(-len(train) // size),
+        tokens_per_row=length,
     )
 
 
@@ -180,6 +183,7 @@ def _sentences(
         higher_is_better=True,
         about=about,
         steps_per_epoch=lambda size: -(-len(train["input_ids"]) // size),
+        tokens_per_row=length,
     )
 
 

@@ -126,7 +126,8 @@ def main(options: Options) -> None:
     SparsifyConfig(**given)  # what cannot work is refused before anything is read
     amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
     out = options.out or beside(options.model, amount)
-    sources = [options.model, options.data, *filter(None, [options.eval_data, options.teacher])]
+    sources: list[str | Path] = [options.model, options.data]
+    sources += [source for source in (options.eval_data, options.teacher) if source is not None]
     check_free(out, options.overwrite, "directory", sources)
     device = choose_device(options.device)
     with processes("cpu" if device.type == "cpu" else "auto") as world:
@@ -180,8 +181,11 @@ def _prepare(
         steps = given["steps"] = data.steps_per_epoch(options.batch_size)
     if steps is None and loaded.reads == "images":
         raise ValueError("--tokens counts tokens of text, and this model reads images: use --steps.")
-    planned = steps or -(-given["tokens"] // data.train[0].numel() // options.batch_size)
-    every = max(1, min(SparsifyConfig(**given).steps_of_stages(max(planned, 1))) // 4)
+    planned = steps or max(1, given["tokens"] // (data.tokens_per_row * options.batch_size))
+    stages = (
+        (planned,) if options.train in ("admm", "ast", "cast") else SparsifyConfig(**given).steps_of_stages(planned)
+    )
+    every = max(1, min(stages) // 4)
     loop = LoopConfig(
         precision=precision,
         compile="off" if cpu and options.compile == "auto" else options.compile,

@@ -68,7 +68,7 @@ class SparsifyMixin:
             self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher)
         elif teacher is not None:
             raise ValueError("distill='none' uses no teacher, and one was given. Leave one of them out.")
-        chosen = {"layers": sparsify.layers, "include": sparsify.include, "exclude": sparsify.exclude}
+        chosen: dict[str, Any] = {"layers": sparsify.layers, "include": sparsify.include, "exclude": sparsify.exclude}
         self._kept = SparsityCallback(Static, **chosen)
         trainer.add_callback(self._kept)
 
@@ -139,7 +139,7 @@ class SparsifyMixin:
         return distance if items is None else distance * mask.sum() / items  # one of several parts of a step
 
 
-class SparsifyTrainer(SparsifyMixin, Trainer):
+class SparsifyTrainer(SparsifyMixin, Trainer):  # type: ignore[misc]
     """``transformers.Trainer`` with :class:`SparsifyMixin`; see there."""
 
 

@@ -39,6 +39,11 @@ def options(config: SparsifyConfig) -> Options:
     return {"layers": config.layers, "include": config.include, "exclude": config.exclude, "seed": config.seed}
 
 
+def with_pattern(config: SparsifyConfig) -> Options:
+    """The same, for a method that chooses masks by itself."""
+    return {**options(config), "pattern": config.pattern}
+
+
 def _fixed(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
@@ -49,11 +54,10 @@ def _refresh(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
     # At step 0 the smallest weights are the zeros that the method left: the masks are those that were chosen.
-    given = options(config)
-    given["pattern"] = config.pattern
     return ACDC(
         model, optimizer, sparsity=config.sparsity, distribution="uniform",
-        schedule=refreshes(steps, config.refresh_every), policy=StatePolicy(on_restore="reset-regrown"), **given,
+        schedule=refreshes(steps, config.refresh_every), policy=StatePolicy(on_restore="reset-regrown"),
+        **with_pattern(config),
     )  # fmt: skip
 
 
@@ -61,22 +65,20 @@ def _admm(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
     every = max(1, min(32, steps // 8))  # 32 in a run of thousands
-    return ADMM(
-        model, optimizer, sparsity=config.sparsity, steps=steps, every=every, pattern=config.pattern, **options(config)
-    )
+    return ADMM(model, optimizer, sparsity=config.sparsity, steps=steps, every=every, **with_pattern(config))
 
 
 def _ast(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
     ramp = max(1, steps // 2)
-    return AST(model, optimizer, sparsity=config.sparsity, ramp_steps=ramp, pattern=config.pattern, **options(config))
+    return AST(model, optimizer, sparsity=config.sparsity, ramp_steps=ramp, **with_pattern(config))
 
 
 def _cast(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
-    return CAST(model, optimizer, sparsity=config.sparsity, steps=steps, pattern=config.pattern, **options(config))
+    return CAST(model, optimizer, sparsity=config.sparsity, steps=steps, **with_pattern(config))
 
 
 METHODS: dict[str, TrainMethod] = {
