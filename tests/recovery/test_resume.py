@@ -1,6 +1,7 @@
 """A run that was stopped anywhere goes on, bit for bit; and goes on with nothing else."""
 
 import dataclasses
+import errno
 import os
 import signal
 
@@ -9,8 +10,11 @@ import torch
 from recovery_runs import LOOP, SHORT, equal, make, score, weights, windows
 
 import horst
+from horst.files import write_text
 from horst.recovery.data import RowBatches
+from horst.recovery.methods import METHODS, TrainMethod
 from horst.recovery.whole import Pruner
+from horst.sparsity import GMP, Cubic
 from horst.training import CheckpointError, Interrupted
 
 # Dropout draws random numbers; 5 + 5 + 10 steps, with checkpoints every three.
@@ -96,6 +100,29 @@ def test_a_run_that_dies_while_it_prunes_goes_on_bit_for_bit(stage, monkeypatch,
     assert calls == [0.25, 0.5, 0.75][: stage + 1] + [0.25, 0.5, 0.75][stage:]  # nothing is pruned twice
 
 
+@pytest.mark.parametrize("step", [3, 9])
+def test_a_method_that_starts_dense_goes_on_bit_for_bit(step, kill, monkeypatch, tmp_path):
+    """Any sparsifier that ends sparse can be a row of the table: here gradual pruning from the dense weights."""
+
+    def gradual(model, optimizer, masks, config, steps):
+        assert masks == {}
+        return GMP(model, optimizer, sparsity=config.sparsity, schedule=Cubic(0, steps - 2, every=2))
+
+    monkeypatch.setitem(METHODS, "fixed", TrainMethod(gradual, starts_dense=True))
+    options = {"stages": None, "sparsity": 0.75}
+    expected, report = run(tmp_path / "whole", **options)
+    assert report.sparsity == 0.75
+    assert [row["stage"] for row in report.rows()] == ["dense", "trained"]
+    kill(step)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "stopped", **options)
+    found, resumed = run(tmp_path / "stopped", **options)
+    assert equal(found, expected)
+    assert numbers(resumed) == numbers(report)
+    with pytest.raises(ValueError, match="from dense to sparse in one stage: leave stages out"):
+        run(None)
+
+
 def test_a_finished_run_is_not_trained_again(monkeypatch, tmp_path):
     expected, report = run(tmp_path)
     monkeypatch.setattr(Pruner, "prune", lambda *_: pytest.fail("pruned again"))
@@ -135,6 +162,23 @@ def test_other_data_is_refused(tmp_path):
     model, data = make("plain")
     with pytest.raises(CheckpointError, match="belongs to another run: data differ"):
         horst.sparsify(model, data.flip(0), directory=tmp_path, **SETTINGS)
+
+
+def test_a_full_disk_says_so_and_loses_nothing(monkeypatch, tmp_path):
+    expected, _ = run(tmp_path / "whole")
+    written = []
+
+    def full(path, text):
+        written.append(path)
+        if len(written) > 3:  # the dense evaluation, the first pruning, the first stage
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_text(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("horst.recovery.progress.write_text", full)
+        with pytest.raises(CheckpointError, match=r"No space left on device. Make room.*step-00000005, is untouched"):
+            run(tmp_path / "full")
+    assert equal(run(tmp_path / "full")[0], expected)
 
 
 def test_without_a_directory_nothing_is_left_behind(monkeypatch, tmp_path):

@@ -3,11 +3,13 @@
 from horst.recovery.check import NotSparse, check_sparse
 from horst.recovery.config import SparsifyConfig
 from horst.recovery.distillation import cross_entropy, kl_divergence, mixed_loss, squarehead
+from horst.recovery.memory import Memory, memory_per_gpu
 from horst.recovery.report import SparsifyReport, Stage
 from horst.recovery.sparsify import sparsify
 from horst.recovery.whole import gathered
 
 __all__ = [
+    "Memory",
     "NotSparse",
     "SparsifyConfig",
     "SparsifyReport",
@@ -16,6 +18,7 @@ __all__ = [
     "cross_entropy",
     "gathered",
     "kl_divergence",
+    "memory_per_gpu",
     "mixed_loss",
     "sparsify",
     "squarehead",

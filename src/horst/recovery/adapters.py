@@ -50,6 +50,7 @@ class MaskedAdapter(nn.Module):
         self.A = nn.Parameter(weight.new_empty(*lead, rank, columns).uniform_(-bound, bound))
         self.B = nn.Parameter(weight.new_zeros(*lead, rows, rank))  # the first forward pass is the pruned model's
         self.register_buffer("mask", mask.clone())
+        self.order: list[str] = []  # of the module's parameters; torch puts the weight last when the adapter is gone
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight with the update."""
@@ -82,6 +83,7 @@ def attach(model: nn.Module, layers: Sequence[Layer], masks: Mapping[str, Tensor
     trained = []
     for layer, module, name in homes:
         adapter = MaskedAdapter(layer.param.detach(), masks[layer.name], rank, stacked=bool(layer.experts))
+        adapter.order = list(module._parameters)
         parametrize.register_parametrization(module, name, adapter)
         trained += [adapter.A, adapter.B]
     return trained
@@ -95,6 +97,9 @@ def merge(model: nn.Module) -> dict[str, Tensor]:
         if not parametrize.is_parametrized(module):
             continue
         for name in [n for n, p in module.parametrizations.items() if isinstance(p[0], MaskedAdapter)]:
-            masks[f"{prefix}.{name}" if prefix else name] = module.parametrizations[name][0].get_buffer("mask")
+            adapter = module.parametrizations[name][0]
+            masks[f"{prefix}.{name}" if prefix else name] = adapter.get_buffer("mask")
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+            ordered = {key: module._parameters.pop(key) for key in adapter.order if key in module._parameters}
+            module._parameters.update(ordered)
     return masks

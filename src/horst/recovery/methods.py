@@ -12,8 +12,9 @@ from horst.recovery.config import SparsifyConfig
 from horst.sparsity import ACDC, ADMM, AST, CAST, Phases, Sparsifier, StatePolicy, Static
 from horst.sparsity.controller import Options
 
-#: The sparsifier of a stage, from the model, its optimizer, the masks that were chosen (True where kept; empty when a
-#: run goes on, whose masks are loaded), the settings with the sparsity of this stage, and its steps.
+#: The sparsifier of a stage, from the model, its optimizer, the masks that were chosen (True where kept; of a cut
+#: weight, this rank's part; empty where training starts dense, and when a run goes on, whose masks are loaded), the
+#: settings with the sparsity of this stage, and its steps.
 Build = Callable[[nn.Module, Optimizer, Mapping[str, Tensor], SparsifyConfig, int], Sparsifier]
 
 

@@ -83,7 +83,16 @@ class Progress:
 
     def save(self) -> None:
         """Write the state, on rank 0."""
-        on_rank_0(lambda: str(write_text(self.directory / self.FILE, json.dumps(self.state, indent=1) + "\n")))
+
+        def write() -> None:
+            try:
+                write_text(self.directory / self.FILE, json.dumps(self.state, indent=1) + "\n")
+            except OSError as error:
+                folder = self.folder(self.begin_here()) / "checkpoints"
+                message = checkpoint.why_not_written(f"{self.directory / self.FILE}", folder, error)
+                raise CheckpointError(message) from error
+
+        on_rank_0(write)
 
     def folder(self, stage: int) -> pathlib.Path:
         """The folder of a stage, counted from 0."""
@@ -95,8 +104,12 @@ class Progress:
 
     def begin(self) -> int:
         """The stage to go on with: the last that has a checkpoint."""
+        return on_rank_0(self.begin_here)
+
+    def begin_here(self) -> int:
+        """The same, as this rank sees it."""
         stages = range(len(self.state["stages"]))
-        return max((stage for stage in stages if self.has_checkpoint(stage)), default=0)
+        return max((s for s in stages if checkpoint.complete(self.folder(s) / "checkpoints")), default=0)
 
     def forget_checkpoints(self, stage: int) -> None:
         """Delete the checkpoints of a stage that a later one has followed."""

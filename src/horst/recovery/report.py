@@ -20,7 +20,7 @@ class Stage:
         steps: Optimizer steps.
         units: Tokens, images or rows that were trained on.
         loss: Training loss at the end.
-        pruned: Numbers of the evaluation after pruning, before training.
+        pruned: Numbers of the evaluation after pruning, before training; none where training starts dense.
         metrics: Numbers of the evaluation after training.
         seconds: Wall time of the training.
     """
@@ -95,7 +95,8 @@ class SparsifyReport:
         """The dense model, each pruned and each trained one, in order: one plain dictionary each."""
         rows: list[dict[str, Any]] = [_row("dense", 0.0, 0, 0, 0.0, self.dense)]
         for stage in self.stages:
-            rows.append(_row("pruned", stage.sparsity, 0, 0, 0.0, stage.pruned))
+            if stage.pruned or not self.dense:
+                rows.append(_row("pruned", stage.sparsity, 0, 0, 0.0, stage.pruned))
             rows.append(
                 {
                     **_row("trained", stage.sparsity, stage.steps, stage.units, stage.seconds, stage.metrics),

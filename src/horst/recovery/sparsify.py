@@ -199,9 +199,10 @@ class _Recovery:
         logger.info("stage %d of %d: sparsity %g, %d steps", stage + 1, len(self.targets), target, steps)
         masks: dict[str, Tensor] = {}
         if not self.progress.has_checkpoint(stage):
+            state["pruned"] = {}
             if not self.method.starts_dense:
                 masks = self.pruner.prune(self.model, target)
-            state["pruned"] = self._evaluate()
+                state["pruned"] = self._evaluate()
             self.progress.save()
         # Dropout and adapters draw the same numbers however the run came here.
         torch.manual_seed((self.config.seed * 1_000_003 + stage) * 1_000_003 + rank())
@@ -218,6 +219,7 @@ class _Recovery:
         target = self.targets[stage]
         this = dataclasses.replace(config, sparsity=None if isinstance(config.units, NM) else target, stages=())
         with self.method.build(self.model, self.optimizer, masks, this, self.parts[stage]) as sparsifier:
+            masks.clear()  # the sparsifier has its own
             result = self._train(stage, self.optimizer, sparsifier)
             return result, check_sparse(sparsifier.layers, sparsifier.masks, config.units, target)
 
@@ -229,6 +231,7 @@ class _Recovery:
         was_trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
         try:
             attach(self.model, layers, masks, config.lora)
+            masks.clear()
             result = self._train(stage, self._optimizer(), None)
         finally:
             masks = merge(self.model)

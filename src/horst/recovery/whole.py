@@ -47,7 +47,7 @@ class Pruner:
             self.copy = copy.deepcopy(model).cpu()
 
     def prune(self, model: nn.Module, sparsity: float) -> dict[str, Tensor]:
-        """Prune ``model``, cut or not; the masks of whole weights by layer, True where a weight is kept."""
+        """Prune ``model``, cut or not; this rank's part of the masks by layer, True where a weight is kept."""
         if self.is_cut:
             reshard(model)
             tensors = gathered(model)
@@ -57,14 +57,13 @@ class Pruner:
                         tensor.copy_(tensors[name])
         target = model if self.copy is None else self.copy
         report = on_rank_0(lambda: self._prune(target, sparsity))
-        source = named_parameters(target)
+        source, weights = named_parameters(target), named_parameters(model)
         masks = {}
         for name in (layer.name for layer in report.layers):
-            weight = self._share(source[name])
+            part = part_of(weights[name], self._share(source[name]))
             if world_size() > 1:
-                p = named_parameters(model)[name]
-                local_shard(p).copy_(part_of(p, weight))
-            masks[name] = weight != 0
+                local_shard(weights[name]).copy_(part)
+            masks[name] = part != 0
         return masks
 
     def _prune(self, model: nn.Module, sparsity: float) -> Report:
