@@ -24,6 +24,7 @@ OPTIONS = {
     "maximize": PLAIN._replace(maximize=True),
     "betas_zero": PLAIN._replace(beta1=0.0, beta2=0.0),
     "ham": PLAIN._replace(alpha=20.0, beta=1e-3, along_gradient=True),
+    "ham_clamped": PLAIN._replace(lr=0.1, alpha=40.0, beta=1e-3, along_gradient=True),  # exponents beyond 5
     "capturable": PLAIN._replace(capturable=True),
     "l1": PLAIN._replace(l1=0.5),
     "l1_adamw": PLAIN._replace(alpha=0.0, l1=0.5),
@@ -94,6 +95,17 @@ def test_low_precision_is_at_most_twice_as_far_off_as_plain_pytorch(backend, nam
         plain_error = (plain[i][0].double() - exact[i][0]).abs().nan_to_num(math.inf).max()
         assert error <= 2 * plain_error, (error, plain_error)
         assert tensors.params[i].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_exponent_of_ham_is_at_most_5(backend, device):
+    theta = torch.tensor([1.0, 1.0], dtype=torch.float64, device=device)
+    g = torch.tensor([1e3, -1e3], dtype=torch.float64, device=device)
+    zeros = [torch.zeros_like(theta), torch.zeros_like(theta)]
+    tensors = StepTensors([theta], [g], [zeros[0]], [zeros[1]], [torch.zeros((), device=device)])
+    horst_step(tensors, StepOptions(0.1, 0.9, 0.999, 0.0, 0.0, alpha=200.0, beta=0.0, along_gradient=True), backend)
+    expected = [0.9 * math.exp(-5.0), 1.1 * math.exp(5.0)]
+    torch.testing.assert_close(theta.cpu(), torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -23,9 +23,9 @@ class HAM(MirroredAdam):
     where :math:`\eta, \lambda, \alpha, \beta` are ``lr``, ``weight_decay``, ``alpha``, ``beta``. The gradient is what
     ``p.grad`` holds when ``step`` is called: clipped if you clip, unscaled under a GradScaler.
 
-    As in its authors' public code, the mirror step is taken on tensors of two or more dimensions. Unlike there, its
-    exponent is not clamped to 5: clip gradients that may be large. Unlike Adam's step the gradient has no fixed size,
-    so ``alpha`` does not carry over from HORST.
+    As in its authors' public code, the mirror step is taken on tensors of two or more dimensions, and its exponent is
+    clamped to 5 on both sides. Unlike Adam's step the gradient has no fixed size, so ``alpha`` does not carry over from
+    HORST.
 
     Args:
         alpha: Strength of the mirror step; 200 in its authors' code.

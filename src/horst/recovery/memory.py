@@ -16,7 +16,7 @@ __all__ = ["Memory", "memory_per_gpu"]
 
 TeacherDtype = Literal["bfloat16", "float32"]
 _BYTES = {"bfloat16": 2, "float32": 4}
-_MASK_COPIES = {"horst": 2, "adamw": 1}  # HORST masks in its own step and holds the masks for it
+_MASK_COPIES = {"horst": 2, "adamw": 1, "adams": 2}  # HORST and AdamS hold masks of their own beside the sparsifier's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

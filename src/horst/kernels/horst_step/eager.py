@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from horst.kernels.cache_blocking import cache_sized_pieces
-from horst.kernels.horst_step.operands import StepOptions, StepTensors
+from horst.kernels.horst_step.operands import HAM_MAX_EXPONENT, StepOptions, StepTensors
 from horst.kernels.rounding import rounding_noise, stochastic_round
 from horst.kernels.soft_threshold import soft_threshold_
 
@@ -60,6 +60,8 @@ def horst_step_single_tensor(tensors: StepTensors, options: StepOptions) -> None
                 exponent.mul_((lr if along_gradient else rate) * (-alpha * LOG2_E))
                 if beta != 0:
                     exponent.sub_(lr * (beta * LOG2_E))
+                if along_gradient:
+                    exponent.clamp_(-HAM_MAX_EXPONENT * LOG2_E, HAM_MAX_EXPONENT * LOG2_E)
                 theta.mul_(exponent.exp2_())
             if options.l1:
                 soft_threshold_([theta], lr * options.l1)
@@ -112,6 +114,9 @@ def horst_step_multi_tensor(tensors: StepTensors, options: StepOptions) -> None:
                 shrink: Any = lr * beta
                 # one tensor for all would be read by the host; a list of it is not
                 torch._foreach_sub_(exponent, [shrink] * len(exponent) if isinstance(shrink, Tensor) else shrink)
+            if along_gradient:
+                torch._foreach_clamp_max_(exponent, HAM_MAX_EXPONENT)
+                torch._foreach_clamp_min_(exponent, -HAM_MAX_EXPONENT)
             torch._foreach_exp_(exponent)
             torch._foreach_mul_(theta, exponent)
         if options.l1:

@@ -21,6 +21,10 @@ class StepTensors(NamedTuple):
     steps: list[Tensor]
 
 
+#: HAM's exponent is clamped to this on both sides, as in its authors' code: a gradient has no fixed size.
+HAM_MAX_EXPONENT = 5.0
+
+
 class StepOptions(NamedTuple):
     """The hyperparameters of a step.
 

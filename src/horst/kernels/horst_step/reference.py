@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from horst.kernels.horst_step.operands import HAM_MAX_EXPONENT
 from horst.kernels.soft_threshold import soft_threshold_reference
 
 
@@ -77,7 +78,8 @@ def ham_step_reference(
     """
     u, m, v = _adam(g, m, v, step, lr, beta1, beta2, eps)
     theta_half = theta - u - lr * weight_decay * theta
-    return theta_half * torch.exp(-lr * (alpha * theta_half.sign() * g + beta)), m, v
+    exponent = -lr * (alpha * theta_half.sign() * g + beta)
+    return theta_half * torch.exp(exponent.clamp(-HAM_MAX_EXPONENT, HAM_MAX_EXPONENT)), m, v
 
 
 def _adam(

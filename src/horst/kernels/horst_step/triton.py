@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from horst.kernels.horst_step.operands import StepOptions, StepTensors
+from horst.kernels.horst_step.operands import HAM_MAX_EXPONENT, StepOptions, StepTensors
 from horst.kernels.multi_tensor import LaunchCache, share_one_dense_layout
 from horst.kernels.triton_primitives import TRITON_DTYPES, cast_nearest, cast_stochastic, locate, mix
+
+HAM_LIMIT = tl.constexpr(HAM_MAX_EXPONENT)  # a kernel sees no other globals
 
 
 @triton.jit
@@ -64,6 +66,8 @@ def _update_block(
     if MIRROR:
         direction = tl.full((), alpha, ACC) * (lr * g if ALONG_GRADIENT else u)
         exponent = tl.where(theta < 0, direction, -direction) - lr * tl.full((), beta, ACC)
+        if ALONG_GRADIENT:
+            exponent = tl.minimum(tl.maximum(exponent, -HAM_LIMIT), HAM_LIMIT)
         theta = theta * tl.exp(exponent)
     if L1:
         threshold = lr * tl.full((), l1, ACC)
