@@ -17,7 +17,7 @@ from horst.lab.experiments.result import Result
 from horst.lab.report import figures, frontier, geometry, paper
 from horst.lab.report.quality_figures import against_product, against_zeros
 from horst.lab.report.quality_tables import compare_words, quality_table
-from horst.lab.report.quickstart import language_table, vision_table
+from horst.lab.report.quickstart import language_table, recovery_table, vision_table
 from horst.lab.report.runs import LABELS
 from horst.lab.report.tables import Row, Table, from_rows, number
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
@@ -239,7 +239,10 @@ DEIT_EARLIER = files(
 TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "gpt2_headline": (GPT2_HEADLINE, gpt2_headline),
     "fine_tuning": (("benchmarks/results/fine_tuning_smollm2.json",), fine_tuning_table),
-    "quickstart": (("results/quickstart.json",), lambda results: [language_table(results), vision_table(results)]),
+    "quickstart": (
+        ("results/quickstart.json",),
+        lambda results: [language_table(results), vision_table(results), recovery_table(results)],
+    ),
     # the paper's tables
     "table1_digits": (TABLE1_DIGITS, acdc_table),
     "table1_cifar10": (

@@ -64,6 +64,8 @@ def main(options: Any) -> int:
             write(f"{table(shown.language_table([result]).records())}\n{shown.language_words(result)}\n")
         if shown.rows_of(result, "vision"):
             write(f"{table(shown.vision_table([result]).records())}\n{shown.vision_words(result)}\n")
+        if shown.rows_of(result, "recovery"):
+            write(f"{table(shown.recovery_table([result]).records())}\n{shown.recovery_words(result)}\n")
         write(f"-> {path}, {page}")
     return INTERRUPTED if quickstart.is_partial(result) else 0
 

@@ -23,6 +23,7 @@ from horst.training.run import Run
 
 def tiny(tmp_path, **changes):
     fields = {"seeds": (0,), "steps": 3, "epochs": 2, "vision_lrs": (5e-3,), "sparsities": (0.5, 0.9)}
+    fields |= {"recovery_steps": 5}
     return Config(**{**fields, "directory": tmp_path / "quickstart", **changes})
 
 
@@ -57,6 +58,9 @@ def test_both_optimizers_get_the_same_runs_and_the_zeros_are_exact(whole):
         assert row.get("l1") == (0.1 if row["optimizer"].endswith("-l1") else None)
         if row["part"] == "vision":
             assert row["zeros"] == math.floor(0.9 * row["masked_weights"])
+        elif row["part"] == "recovery":
+            assert row["zeros"] == pytest.approx(0.9, abs=1e-3)
+            assert math.isfinite(row["perplexity"])
         else:
             # a soft threshold makes zeros before anything is pruned
             least = row["optimizer"].endswith("-l1") and not row["sparsity"]
@@ -79,12 +83,13 @@ def test_adamw_and_horst_threshold_the_same_weights_as_strongly(tmp_path):
 def test_a_whole_run_shows_its_progress_leaves_no_files_and_makes_a_page(whole, tmp_path):
     result, lines, folder = whole
     assert [line for line in lines if line.startswith("[")] == [
-        "[1/6] GPT with AdamW, seed 0",
-        "[2/6] GPT with HORST, seed 0",
-        "[3/6] GPT with AdamW with l1, seed 0",
-        "[4/6] GPT with HORST with l1, seed 0",
-        "[5/6] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
-        "[6/6] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
+        "[1/7] GPT with AdamW, seed 0",
+        "[2/7] GPT with HORST, seed 0",
+        "[3/7] GPT with AdamW with l1, seed 0",
+        "[4/7] GPT with HORST with l1, seed 0",
+        "[5/7] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
+        "[6/7] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
+        "[7/7] GPT with AdamW, made sparse by horst.sparsify, seed 0",
     ]
     assert not is_partial(result)
     assert list(folder.iterdir()) == []
@@ -126,12 +131,12 @@ def test_an_interrupted_run_reports_what_it_has_and_goes_on_where_it_stopped(who
         interrupt_at(patch, run_number=5, step=2)
         lines = []
         result = run(tiny(tmp_path), lines.append)
-    assert lines[-1] == "Interrupted after 4 of 6 runs. Run the same command again to resume."
+    assert lines[-1] == "Interrupted after 4 of 7 runs. Run the same command again to resume."
     assert is_partial(result)
-    assert result.notes[0] == "Partial: interrupted after 4 of 6 runs."
+    assert result.notes[0] == "Partial: interrupted after 4 of 7 runs."
     assert {row["part"] for row in result.rows} == {"language"}
     page = html.build([result.save(tmp_path / "part.json")], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "This result is partial: 4 of 6 runs" in page
+    assert "This result is partial: 4 of 7 runs" in page
 
     steps = []
     train_step = Run.train_step
@@ -157,7 +162,7 @@ def test_ctrl_c_between_the_runs_keeps_the_rows(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     result = run(tiny(tmp_path), stop_before_the_second)
-    assert result.curves["runs"] == {"done": 1, "planned": 6}
+    assert result.curves["runs"] == {"done": 1, "planned": 7}
     assert {row["optimizer"] for row in result.rows} == {"adamw"}
     html.build([result.save(tmp_path / "part.json")], tmp_path / "report.html")
 

@@ -146,6 +146,36 @@ def quickstart(done=6):
     return result("quickstart", rows=rows, curves={"histograms": histograms, "runs": {"done": done, "planned": 6}})
 
 
+def made_sparse(stages=1):
+    """What ``horst sparsify`` writes: 20 dense, 30 pruned, 22 trained in each stage."""
+    rows = [{"stage": "dense", "sparsity": 0.0, "steps": 0, "units": 0, "perplexity": 20.0}]
+    for level in [0.25, 0.5][-stages:]:
+        rows.append({"stage": "pruned", "sparsity": level, "steps": 0, "units": 0, "perplexity": 30.0})
+        rows.append({"stage": "trained", "sparsity": level, "steps": 8, "units": 640, "perplexity": 22.0})
+    rows[-1]["sparsity_of_pruned_layers"] = 0.5
+    curves = {
+        "metric": "perplexity",
+        "higher_is_better": False,
+        "unit": "tokens",
+        "layers": [{"layer": "h.0.weight", "shape": [4, 8], "sparsity": 0.5}],
+        "training": [[{"step": 4, "loss": 1.0}, {"step": 8, "eval_perplexity": 22.0}]] * stages,
+    }
+    return result("sparsify", rows=rows, curves=curves, config={"setting": "a toy"})
+
+
+def test_a_model_made_sparse_has_its_stages_layers_and_a_sentence(tmp_path):
+    page = built(tmp_path, made_sparse())
+    sentence = "Perplexity 20 dense, 22 with 50 % zeros; 30 before training, so 80 % of the loss is won back."
+    assert sentence in " ".join(page.texts("p"))
+    cells = page.texts("td")
+    assert {"dense", "50% zeros, pruned", "50% zeros, trained", "640", "h.0.weight", "4 x 8", "50.00%"} <= set(cells)
+    (tmp_path / "two").mkdir()
+    two = built(tmp_path / "two", made_sparse(stages=2))
+    assert "Perplexity 20 dense, 22 with 50 % zeros." in " ".join(
+        two.texts("p")
+    )  # no share of what one shot would lose
+
+
 def built(folder, *results, **options):
     """The page made of these results, taken apart."""
     files = [given.save(folder / f"result{i}.json") for i, given in enumerate(results)]
@@ -160,6 +190,7 @@ def everything(tmp_path_factory, studies):
         acdc(phases=True),
         acdc("table3_ham", (0.9,), names=("adamw", "ham", "horst")),
         acdc("table4_long_run", (0.7,)),
+        made_sparse(),
         *studies.values(),
     ]
     files = [toy.save(folder / f"{toy.experiment}.json") for toy in (*toys, result(rows=[{"a": 1}]), quickstart(2))]

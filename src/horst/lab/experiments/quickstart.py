@@ -3,12 +3,13 @@
 Tables 6 and 1 in miniature. A GPT learns the source of Python's standard library, byte by byte, and is pruned in one
 shot by magnitude; a vision transformer learns scikit-learn's digits with AC/DC. All optimizers get the same seeds,
 data, steps and learning rates. The text is learnt by HORST and by AdamW with the same ``l1`` too, which goes beyond
-the paper.
+the paper. Last, ``horst.sparsify`` makes AdamW's GPT sparse and trains it further.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import math
@@ -28,14 +29,23 @@ from torch import nn
 
 from horst.lab.baselines.contenders import Alpha, Name, Optimization
 from horst.lab.data.image_data import read_digits
+from horst.lab.data.token_files import open_tokens
 from horst.lab.data.tokenization import write_token_files
 from horst.lab.experiments import table1_deit_acdc, table6_gpt2_one_shot
-from horst.lab.experiments.language_model import LanguageConfig
+from horst.lab.experiments.language_model import (
+    LanguageConfig,
+    evaluate_language_model,
+    run_identity,
+    train_language_model,
+)
+from horst.lab.experiments.outcomes import load_or_run
 from horst.lab.experiments.result import Found, Origin, Result, run_and_record
 from horst.lab.experiments.vision_model import VisionConfig
 from horst.lab.models.deit import DeiTConfig, build_deit
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.optimizers.param_groups import MirrorOn
+from horst.pruning import prune
+from horst.recovery import sparsify
 from horst.training import Interrupted, LoopConfig, World, processes
 from horst.training.torch_settings import threads
 
@@ -46,6 +56,7 @@ LABELS = {"adamw": "AdamW", "horst": "HORST", "adamw-l1": "AdamW with l1", "hors
 THREADS = 4
 # One file in so many is held out, and scored as far as this many characters: evaluation takes the same time everywhere.
 HELD_OUT, SCORED = 50, 3000
+RECOVERY_STAGES = 4  # at most, of horst.sparsify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +74,7 @@ class Config:
         alpha: HORST's alpha.
         l1: Soft threshold of two more contenders, AdamW and HORST with ``alpha="auto"``, on the matrices in the
             blocks; they train language models alone.
+        recovery_steps: Steps in which AdamW's first GPT is trained further once it is pruned.
         directory: Folder of an interrupted quickstart, which resumes from there; a finished one deletes it.
     """
 
@@ -75,6 +87,7 @@ class Config:
     vision_sparsity: float = 0.9
     alpha: float = 5.0
     l1: float = 0.1
+    recovery_steps: int = 300
     directory: pathlib.Path = pathlib.Path("runs/quickstart")
 
     def __post_init__(self) -> None:
@@ -85,6 +98,9 @@ class Config:
         # Now, and not after the first models are trained.
         if self.steps < 1 or self.epochs < 2:  # AC/DC needs room for its phases
             raise ValueError(f"steps must be at least 1 and epochs at least 2, got {self.steps} and {self.epochs}.")
+        if self.recovery_steps < RECOVERY_STAGES + 1:
+            least = RECOVERY_STAGES + 1
+            raise ValueError(f"recovery_steps must be at least {least}, for all stages, got {self.recovery_steps}.")
         for value in (*self.sparsities, self.vision_sparsity):
             if not 0.0 < value < 1.0:
                 raise ValueError(f"sparsities must lie in (0, 1), got {value}. Give a fraction: 0.9, not 90.")
@@ -220,12 +236,42 @@ def _runs(config: Config, data: pathlib.Path) -> Iterator[tuple[str, Name, str, 
             for name in names[:2]:
                 about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
                 yield "vision", name, about, functools.partial(_vision_run, config, lr, name, seed)
+    about = f"GPT with AdamW, made sparse by horst.sparsify, seed {config.seeds[0]}"
+    yield "recovery", "horst", about, functools.partial(_recovery_run, config, data, config.seeds[0])
 
 
 def _vision_run(config: Config, lr: float, optimizer: Name, seed: int, world: World) -> dict[str, Any]:
     table = table1_deit_acdc.Config(run=config.vision(lr), directory=config.unfinished)
     found = table1_deit_acdc.one_run(table, optimizer, config.vision_sparsity, seed, world)
     return {**found, "rows": [found["row"]]}
+
+
+def _recovery_run(config: Config, data: pathlib.Path, seed: int, world: World) -> dict[str, Any]:
+    """AdamW's GPT pruned as far as the others, by SparseGPT at once and by horst.sparsify."""
+    run, level = config.language(data, "adamw"), max(config.sparsities)
+    directory = config.unfinished / f"recovery-seed{seed}"
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        return {"perplexity": float(evaluate_language_model(model, run, world)["perplexity"])}
+
+    def compute() -> dict[str, Any]:
+        model, _ = train_language_model(run, "adamw", seed, directory / "dense", world)
+        tokens = open_tokens(data / "train.bin").tokens
+        rows = len(tokens) // run.model.context
+        windows = torch.from_numpy(tokens[: rows * run.model.context].astype("int64")).view(rows, -1)
+        at_once = copy.deepcopy(model)
+        prune(at_once, level, method="sparsegpt", data=list(windows[:64].split(8)))
+        report = sparsify(
+            model, windows, evaluate=evaluate, sparsity=level, steps=config.recovery_steps, batch_size=run.batch_size,
+            samples=64, lr=config.lr / 2, seed=seed, loop=run.loop,
+        )  # fmt: skip
+        found = {"dense": report.before["perplexity"], "SparseGPT": evaluate(at_once)["perplexity"]}
+        found["horst.sparsify"] = report.after["perplexity"]
+        about = {"optimizer": "horst", "alpha": 5.0, "seed": seed, "zeros": report.sparsity}
+        return {"rows": [{**about, "method": k, "sparsity": level, "perplexity": v} for k, v in found.items()]}
+
+    settings = {**run_identity(run, "adamw", seed), "recovery": [config.recovery_steps, level]}
+    return load_or_run(directory / "outcome.json", settings, compute, str(world.device))
 
 
 def _notes(config: Config, data: pathlib.Path) -> list[str]:
@@ -240,6 +286,8 @@ def _notes(config: Config, data: pathlib.Path) -> list[str]:
         f"Images: a vision transformer of {_size(build_deit(vision.model)):,} parameters on {len(digits.images):,} of "
         f"scikit-learn's handwritten digits, {vision.epochs} epochs of AC/DC to {config.vision_sparsity:.0%} zeros in "
         f"its blocks; {len(digits.test_images)} test images, so one image is {1 / len(digits.test_images):.2%}.",
+        f"Recovery: AdamW's GPT of the first seed, pruned to {max(config.sparsities):.0%} zeros in stages by SparseGPT "
+        f"and trained by HORST for {config.recovery_steps} steps, with the dense model as teacher.",
         "The models are a thousand times smaller than the paper's and stop long before they converge: this shows what "
         "the update does, not what it is worth at scale.",
     ]
@@ -283,6 +331,8 @@ def _size(model: nn.Module) -> int:
 def _in_words(rows: list[dict[str, Any]]) -> str:
     if "broke_down" in rows[0]:
         return f"broke down: {rows[0]['broke_down']}"
+    if rows[0].get("method") == "dense" and "zeros" in rows[0]:
+        return "perplexity " + ", ".join(f"{row['perplexity']:.2f} {row['method']}" for row in rows)
     if "top1" in rows[0]:
         zeros = f"{rows[0]['zeros']:,} of {rows[0]['masked_weights']:,} weights zero"
         return f"{rows[0]['top1']:.1%} of the test images right, {zeros}"

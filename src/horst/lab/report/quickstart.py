@@ -46,6 +46,8 @@ def section(results: Sequence[Result]) -> Content:
             f"{small['horst']:g}% with HORST."
         )
         tables.append(vision_table(results).captioned(caption))
+    if rows_of(result, "recovery"):
+        tables.append(recovery_table(results).captioned(f"{recovery_words(result)} Perplexity; less is better."))
     panels: Panels = []
     words, alts = [], []
     if language:
@@ -98,6 +100,26 @@ def vision_table(results: Sequence[Result]) -> Table:
         words = [f"{points[lr]:+.1f}{marks[lr]}" if lr in points else "" for lr in rates]
         lines.append(["difference in points", "", *words])
     return Table(columns=["accuracy in %", "seeds", *(f"learning rate {lr:g}" for lr in rates)], rows=lines)
+
+
+def recovery_table(results: Sequence[Result]) -> Table:
+    """AdamW's GPT dense, pruned at once, and pruned and trained by horst.sparsify."""
+    rows = rows_of(results[0], "recovery")
+    names = [row["method"] if row["method"] == "dense" else f"{row['sparsity']:.0%}, {row['method']}" for row in rows]
+    return Table(
+        columns=["perplexity per byte", *names],
+        rows=[["AdamW's GPT, one seed", *(f"{row['perplexity']:.2f}" for row in rows)]],
+    )
+
+
+def recovery_words(result: Result) -> str:
+    """What horst.sparsify made of AdamW's GPT, in a sentence."""
+    dense, at_once, trained = (row["perplexity"] for row in rows_of(result, "recovery"))
+    level = rows_of(result, "recovery")[0]["sparsity"]
+    return (
+        f"horst.sparsify takes the GPT that AdamW trained to {level:.0%} zeros: {trained:.2f}, where SparseGPT alone "
+        f"has {at_once:.2f} and the dense model {dense:.2f}."
+    )
 
 
 def vision_points(result: Result) -> dict[float, float]:
