@@ -165,17 +165,13 @@ def _sentences(
             found.append((hidden * mask).sum(1) / mask.sum(1).clamp(min=1))
         return F.normalize(torch.cat(found), dim=1)
 
-    dense: list[Tensor] = []
+    dense = embed(loaded.model.to(device))
 
     def evaluate(model: nn.Module) -> Mapping[str, float]:
-        if not dense:  # of the model as it was loaded: this may be a run that is resumed
-            dense.append(embed(loaded.model if model is loaded.model else model))
-        return {"cosine": float((embed(model) * dense[0]).sum(1).mean())}
+        return {"cosine": float((embed(model) * dense).sum(1).mean())}
 
-    evaluate(loaded.model.to(device))
-    about = f"{len(train['input_ids']):,} texts of {Path(data).name}, at most {length} tokens each, judged on " + (
-        f"{len(held_out['input_ids']):,}"
-    )
+    count, judged = len(train["input_ids"]), len(held_out["input_ids"])
+    about = f"{count:,} texts of {Path(data).name}, at most {length} tokens each, judged on {judged:,}"
     return RecoveryData(
         train=train,
         evaluate=evaluate,
