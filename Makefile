@@ -32,7 +32,7 @@ test-slow: install  ## the tests that take minutes each
 	$(TEST_ENV) $(BIN)/python -m pytest -m slow -q
 
 test-gpu: install  ## the same kernel tests on a CUDA device
-	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers tests/lab/models tests/lab/data tests/pruning tests/export tests/training -q
+	$(BIN)/python -m pytest tests/gpu tests/kernels tests/optimizers tests/lab/models tests/lab/data tests/pruning tests/export tests/training tests/recovery -q
 
 soak: install  ## SIGKILLs, fuzzed command lines and files by the thousand; an hour, not in CI; SOAK="--kills 20" for fewer
 	$(TEST_ENV) $(BIN)/python tests/soak/run.py $(SOAK)
