@@ -116,9 +116,10 @@ def recovery_words(result: Result) -> str:
     """What horst.sparsify made of AdamW's GPT, in a sentence."""
     dense, at_once, trained = (row["perplexity"] for row in rows_of(result, "recovery"))
     level = rows_of(result, "recovery")[0]["sparsity"]
+    steps = result.config["recovery_steps"]
     return (
-        f"horst.sparsify takes the GPT that AdamW trained to {level:.0%} zeros: {trained:.2f}, where SparseGPT alone "
-        f"has {at_once:.2f} and the dense model {dense:.2f}."
+        f"horst.sparsify takes the GPT that AdamW trained to {level:.0%} zeros in {steps} more steps: {trained:.2f}, "
+        f"where SparseGPT alone has {at_once:.2f} and the dense model, without more steps, {dense:.2f}."
     )
 
 
