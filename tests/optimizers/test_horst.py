@@ -222,10 +222,10 @@ def test_ham_leaves_vectors_to_adamw():
 
 def test_hams_first_step_by_hand():  # eps=0 makes Adam's first direction sign(g), so u = lr
     p = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    p.grad = torch.full((2, 2), 40.0, dtype=torch.float64)
+    p.grad = torch.tensor([[20.0, 20.0], [40.0, 40.0]], dtype=torch.float64)
     HAM([p], lr=1e-3, eps=0.0, weight_decay=0.0).step()
-    expected = (1 - 1e-3) * math.exp(-1e-3 * (200.0 * 40.0 + 1e-3))
-    torch.testing.assert_close(p.detach(), torch.full((2, 2), expected, dtype=torch.float64))
+    expected = [(1 - 1e-3) * math.exp(-1e-3 * (200.0 * 20.0 + 1e-3)), (1 - 1e-3) * math.exp(-5.0)]  # 8 is clamped
+    torch.testing.assert_close(p.detach(), torch.tensor(expected, dtype=torch.float64)[:, None].expand(2, 2))
 
 
 def test_the_mirror_step_applies_to_vectors_too_in_horst():

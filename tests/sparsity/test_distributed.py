@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rank_scripts import run_script
 from sparse_methods import EVERY_METHOD, SAFE, TOTAL, Tiny, backward, expected_zeros, loss_of, optimizer_for
 
 from horst.sparsity import Recorder
@@ -70,28 +71,6 @@ def test_two_ranks_train_the_run_of_one(kind, tmp_path):
         for step in range(TOTAL):
             held = sum(sum(rank[name]["counts"][step]) for rank in ranks) // (2 if kind == "ddp" else 1)
             assert held == expected_zeros(name, step + 1)
-
-
-# Gloo's threads abort the interpreter's own exit now and then, even of a script without horst.
-EXIT = """
-sys.stdout.flush()
-__import__("os")._exit(0)
-"""
-
-
-def run_script(script, tmp_path, world):
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script + EXIT, str(rank), str(tmp_path / "store"), str(WORKER.parent)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    logs = [process.communicate(timeout=120)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(logs)
-    return logs
 
 
 UNEVEN = """

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rank_scripts import run_script
 from torch import nn
 
 from horst import HORST
@@ -168,8 +169,6 @@ if world > 1:
 
 def test_sharded_stacks_choose_what_one_process_chooses(tmp_path):
     """Three experts over two ranks, two and one; then each rank a part of every expert."""
-    from test_distributed import run_script
-
     hashes = [[line for line in log.splitlines() if "hash" in line] for log in run_script(SHARDED, tmp_path, 2)]
     single = run_script(SHARDED.replace("int(sys.argv[1]), 2", "0, 1"), tmp_path, 1)[0]
     assert len(hashes[0]) == 10
