@@ -1,6 +1,9 @@
 """Shared set-up: Triton kernels run on the GPU where there is one, else in Triton's interpreter."""
 
 import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -27,6 +30,17 @@ def _waiting_is_allowed_again() -> Iterator[None]:
     yield
     if torch.cuda.is_available():
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def other(tmp_path: pathlib.Path) -> Iterator[subprocess.Popen]:
+    """A process that has locked ``tmp_path``."""
+    hold = f"from horst.files import locked\nwith locked({str(tmp_path)!r}): print(flush=True); input()"
+    command = [sys.executable, "-c", hold]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        yield process
+        process.kill()
 
 
 @pytest.fixture(params=["mixtral", "qwen2_moe", "gpt_oss"])

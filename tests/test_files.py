@@ -16,16 +16,6 @@ HOLD = "from horst.files import locked\nwith locked({!r}): print(flush=True); in
 needs_locks = pytest.mark.skipif(files.fcntl is None, reason="needs fcntl, which Windows has not")
 
 
-@pytest.fixture
-def other(tmp_path):
-    """A process that has locked ``tmp_path``."""
-    command = [sys.executable, "-c", HOLD.format(str(tmp_path))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline()
-        yield process
-        process.kill()
-
-
 @needs_locks
 def test_a_second_entry_in_the_same_process_is_refused_and_leaves_the_first_its_lock(tmp_path):
     folder, link = tmp_path / "run", tmp_path / "link"

@@ -15,16 +15,6 @@ HOLD = "from horst.files import locked\nwith locked({!r}): print(flush=True); in
 pytestmark = pytest.mark.skipif(files.fcntl is None, reason="needs fcntl, which Windows has not")
 
 
-@pytest.fixture
-def other(tmp_path):
-    """A process that has locked ``tmp_path``."""
-    command = [sys.executable, "-c", HOLD.format(str(tmp_path))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline()
-        yield process
-        process.kill()
-
-
 def test_a_second_process_is_refused_and_touches_nothing_until_the_first_is_killed(other, tmp_path):
     with pytest.raises(RuntimeError, match=f"another process is writing to {re.escape(str(tmp_path))}. Wait for it"):
         toy_run(tmp_path)

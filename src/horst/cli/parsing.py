@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from horst.extras import load_extra
 
 _LONGEST = 3600  # seconds
+
+
+def read_pattern(pattern: str | None) -> str | tuple[int, int] | None:
+    """What ``--pattern`` says: N:M as it is, blocks as two numbers.
+
+    Example:
+        >>> read_pattern("2:4"), read_pattern("4x1"), read_pattern(None)
+        ('2:4', (4, 1), None)
+    """
+    blocks = re.fullmatch(r"(\d+)x(\d+)", pattern or "")
+    return (int(blocks[1]), int(blocks[2])) if blocks else pattern
 
 
 def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str | None = None) -> Any:

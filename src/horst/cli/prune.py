@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from horst import __version__, files
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
+from horst.cli.parsing import read_pattern
 from horst.cli.progress import blocks_counted, spinner
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def main(options: Options) -> None:
     from horst.pruning.chains import block_sequences
     from horst.sparsity.masks import NM, check_sparsity, parse_pattern
 
-    blocks = re.fullmatch(r"(\d+)x(\d+)", options.pattern or "")
-    pattern = (int(blocks[1]), int(blocks[2])) if blocks else options.pattern
+    pattern = read_pattern(options.pattern)
     units = parse_pattern(pattern)
     if options.sparsity is not None:
         check_sparsity(options.sparsity, units)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
+from horst.cli.parsing import read_pattern
 from horst.cli.progress import spinner
 
 if TYPE_CHECKING:
@@ -119,10 +120,11 @@ def main(options: Options) -> None:
         raise ValueError("give the data to train on: --data text.jsonl, or --data digits for images.")
     if options.sparsity is None and options.pattern is None:
         raise ValueError("give the share of weights to remove, --sparsity 0.7, or a pattern, --pattern 2:4.")
-    blocks = re.fullmatch(r"(\d+)x(\d+)", options.pattern or "")
-    pattern: Any = (int(blocks[1]), int(blocks[2])) if blocks else options.pattern
     same = {field.name for field in dataclasses.fields(SparsifyConfig)} & set(vars(options)) - {"pattern", "samples"}
-    given = {name: getattr(options, name) for name in same} | {"pattern": pattern, "tokens": _count(options.tokens)}
+    given = {name: getattr(options, name) for name in same} | {
+        "pattern": read_pattern(options.pattern),
+        "tokens": _count(options.tokens),
+    }
     SparsifyConfig(**given)  # what cannot work is refused before anything is read
     amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
     out = options.out or beside(options.model, amount)

@@ -17,8 +17,7 @@ from torch.optim.optimizer import ParamsT
 
 from horst.kernels.horst_step import StepTensors
 from horst.optimizers.hyperparameters import check_adamw_options, check_number
-from horst.optimizers.step_parts import local_shards
-from horst.parameters.sharding import local_shard
+from horst.optimizers.step_parts import local_shards, with_new_masks
 
 __all__ = ["AdamS"]
 
@@ -115,17 +114,7 @@ class AdamS(Optimizer):
             masks: For parameters of this optimizer, a boolean tensor shaped like the (local) weight, False where it is
                 drawn towards zero; None ends that. Parameters that are not named keep their masks.
         """
-        known = {id(p) for group in self.param_groups for p in group["params"]}
-        for p, mask in masks.items():
-            if id(p) not in known:
-                raise ValueError(f"a mask of shape {tuple(p.shape)} is for a parameter that is not in this optimizer.")
-            shape = local_shard(p).shape
-            if mask is not None and (mask.dtype is not torch.bool or mask.shape != shape):
-                raise ValueError(
-                    f"a mask must be a boolean tensor shaped like its weight {tuple(shape)}, got {mask.dtype} of "
-                    f"shape {tuple(mask.shape)}."
-                )
-        self._masks = {p: mask for p, mask in {**self._masks, **masks}.items() if mask is not None}
+        self._masks = with_new_masks(self, self._masks, masks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -22,9 +22,8 @@ from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.optimizers.auto_alpha import AUTO, AutoAlpha
 from horst.optimizers.hyperparameters import check_adam_hyperparameters, drop_removed
 from horst.optimizers.step_cache import StepCache
-from horst.optimizers.step_parts import Parts, at_most, local_shards, split
+from horst.optimizers.step_parts import Parts, at_most, local_shards, split, with_new_masks
 from horst.parameters.kinds import refuse_flat_shards
-from horst.parameters.sharding import local_shard
 from horst.user_warnings import warn_user
 
 __all__ = ["MirroredAdam"]
@@ -190,17 +189,7 @@ class MirroredAdam(Optimizer):
             masks: For parameters of this optimizer, a boolean tensor shaped like the (local) weight, True where it is
                 kept; None makes the parameter dense again. Parameters that are not named keep their masks.
         """
-        known = {id(p) for group in self.param_groups for p in group["params"]}
-        for p, mask in masks.items():
-            if id(p) not in known:
-                raise ValueError(f"a mask of shape {tuple(p.shape)} is for a parameter that is not in this optimizer.")
-            shape = local_shard(p).shape
-            if mask is not None and (mask.dtype is not torch.bool or mask.shape != shape):
-                raise ValueError(
-                    f"a mask must be a boolean tensor shaped like its weight {tuple(shape)}, got {mask.dtype} of "
-                    f"shape {tuple(mask.shape)}."
-                )
-        self._masks = {p: mask for p, mask in {**self._masks, **masks}.items() if mask is not None}
+        self._masks = with_new_masks(self, self._masks, masks)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -268,18 +268,12 @@ class _Recovery:
         config = self.config
         if self.make_optimizer is not None:
             return self.make_optimizer(self.model)
-        if config.optimizer == "adamw":
-            groups = [
-                {"params": group["params"], "weight_decay": group["weight_decay"]}
-                for group in param_groups(self.model, weight_decay=config.weight_decay, alpha=0.0)
-            ]
-            return AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
-        if config.optimizer == "adams":
-            groups = param_groups(self.model, weight_decay=config.weight_decay, alpha=0.0)
-            plain = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups]
-            return AdamS(plain, lr=config.lr, betas=(config.betas[0], config.betas[1]), steps=self.steps)
+        adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas}
         groups = param_groups(self.model, weight_decay=config.weight_decay, alpha=config.alpha, l1=config.l1)
-        return HORST(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]))
+        if config.optimizer == "horst":
+            return HORST(groups, **adam)
+        decaying = [{"params": group["params"], "weight_decay": group["weight_decay"]} for group in groups]
+        return AdamW(decaying, **adam) if config.optimizer == "adamw" else AdamS(decaying, **adam, steps=self.steps)
 
     def _evaluate(self) -> dict[str, float]:
         try:
