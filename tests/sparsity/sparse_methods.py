@@ -212,3 +212,18 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 
 def _bits(x: Tensor) -> Tensor:
     return x.contiguous().flatten().view(torch.uint8) if x.dtype != torch.bool else x
+
+
+def train_with_scaler(method, *, enabled):
+    """The weights after six steps of an optimizer that unscales inside its step, with or without a GradScaler."""
+    model = Tiny()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    sparsifier = method(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, enabled=enabled)
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        sparsifier.step()
+    return model.state_dict()

@@ -1,6 +1,7 @@
 """ADMM (SAFE, ELSA) against the formulas in float64, and what it asks of optimizer and loop."""
 
 import copy
+import functools
 import math
 import warnings
 from fractions import Fraction
@@ -9,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from sparse_methods import SAFE, Tiny, adamw, loss_of, train_step
+from sparse_methods import SAFE, Tiny, adamw, loss_of, train_step, train_with_scaler
 from torch import nn
 
 from horst import HORST
@@ -119,20 +120,8 @@ def test_the_final_sparsity_is_exact_and_zeros_stay_zeros(sparsity, pattern, ste
 
 
 def test_the_pull_comes_after_clipping_and_is_scaled_with_the_gradients():
-    def train(scaled):
-        model = Tiny()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)  # unscales inside its step
-        sparsifier = ADMM(model, optimizer, sparsity=0.5, steps=9, every=2, penalty=0.5, ramp=0)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, enabled=scaled)
-        for step in range(6):
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model, step)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            sparsifier.step()
-        return model.state_dict()
-
-    plain, scaled = train(False), train(True)
+    method = functools.partial(ADMM, sparsity=0.5, steps=9, every=2, penalty=0.5, ramp=0)
+    plain, scaled = train_with_scaler(method, enabled=False), train_with_scaler(method, enabled=True)
     assert all(torch.equal(plain[name], scaled[name]) for name in plain)
 
     model = nn.Linear(2, 1, bias=False)

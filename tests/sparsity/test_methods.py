@@ -1,12 +1,13 @@
 """What is particular to each method, by hand."""
 
+import functools
 import gc
 import math
 import weakref
 
 import pytest
 import torch
-from sparse_methods import CUBIC, PHASES, TOTAL, Tiny, adamw, loss_of, train_step, zeros_in_blocks
+from sparse_methods import CUBIC, PHASES, TOTAL, Tiny, adamw, loss_of, train_step, train_with_scaler, zeros_in_blocks
 from torch import nn
 
 from horst.sparsity import (
@@ -466,20 +467,8 @@ def test_srste_keeps_its_dense_weights_when_a_step_is_skipped():
 
 
 def test_srste_decay_is_scaled_with_the_gradients():
-    def run(scaled):
-        model = Tiny()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)  # unscales inside its step
-        sparsifier = SRSTE(model, optimizer, decay=0.25)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, enabled=scaled)
-        for step in range(6):
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model, step)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            sparsifier.step()
-        return model.state_dict()
-
-    plain, scaled = run(False), run(True)
+    method = functools.partial(SRSTE, decay=0.25)
+    plain, scaled = train_with_scaler(method, enabled=False), train_with_scaler(method, enabled=True)
     assert all(torch.equal(plain[name], scaled[name]) for name in plain)
 
 
