@@ -73,10 +73,11 @@ def test_table6_trains_prunes_and_reports(tokens, tmp_path):
     assert again.rows == [row for row in loaded.rows if row["optimizer"] != "ham"]
 
 
-def test_one_threshold_for_all_tensors_prunes_others_than_one_for_each(tokens, tmp_path):
-    config = tiny_table6(tokens, tmp_path, optimizers=("adamw",), methods=("magnitude", "magnitude-global"))
+@pytest.mark.parametrize("method", ["magnitude", "sparsegpt"])
+def test_one_threshold_for_all_tensors_prunes_others_than_one_for_each(method, tokens, tmp_path):
+    config = tiny_table6(tokens, tmp_path, optimizers=("adamw",), methods=(method, f"{method}-global"))
     dense, each, together = RECIPES["one_shot_methods"].run(config).rows
-    assert (dense["method"], each["method"], together["method"]) == ("dense", "magnitude", "magnitude-global")
+    assert (dense["method"], each["method"], together["method"]) == ("dense", method, f"{method}-global")
     assert each["sparsity_of_pruned_layers"] == together["sparsity_of_pruned_layers"] == 0.5
     assert len({dense["perplexity"], each["perplexity"], together["perplexity"]}) == 3
 

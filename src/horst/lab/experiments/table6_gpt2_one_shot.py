@@ -36,7 +36,8 @@ from horst.training import NonFiniteLoss, World, processes
 
 CALIBRATION_SEED = 90_000  # far from the seeds of the training order
 PruningMethod = Literal[
-    "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl", "magnitude-global"
+    "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl", "magnitude-global",
+    "sparsegpt-global",
 ]  # fmt: skip
 #: By what stands behind the dash of a method.
 DISTRIBUTIONS: dict[str, Literal["uniform", "owl", "global"]] = {"": "uniform", "owl": "owl", "global": "global"}
