@@ -155,6 +155,14 @@ def test_global_magnitude_is_one_threshold():
     assert torch.cat(removed).max() <= torch.cat(kept).min()
 
 
+@pytest.mark.parametrize("sequential", [True, False])
+def test_global_sparsegpt_takes_as_many_from_each_layer_as_one_threshold_on_magnitudes(sequential):
+    dense, model = dense_and(spread(small_gpt2()))
+    counted = prune(dense, 0.7, distribution="global")
+    report = prune(model, 0.7, method="sparsegpt", data=tokens(), distribution="global", sequential=sequential)
+    assert [layer.kept for layer in report.layers] == [layer.kept for layer in counted.layers]
+
+
 def test_global_wanda_is_one_threshold_over_its_scores():
     """With the dense model's inputs (not sequential) the definition is easy to write down."""
     dense, model = dense_and(spread(small_gpt2(layers=2)))
