@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from horst import HORST
+from horst.cli.models import choose_device
 from horst.lab.data.documents import Source
 from horst.lab.experiments.result import Result, environment
 
@@ -39,20 +40,22 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 5, 10, 20])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--device", default=None, help="the GPU where there is one")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/fine_tuning.json"))
     arguments = parser.parse_args()
     import transformers
 
+    device = choose_device(arguments.device)
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
     texts = [document.text for document in itertools.islice(Source(arguments.data).documents(), sum(ARTICLES))]
     held_out, train = (
         torch.tensor(tokenizer("\n\n".join(part))["input_ids"]) for part in (texts[: ARTICLES[0]], texts[ARTICLES[0] :])
     )
-    held_out = held_out[: HELD_OUT * arguments.context].view(-1, arguments.context)
+    held_out = held_out[: HELD_OUT * arguments.context].view(-1, arguments.context).to(device)
     rows = []
     began = time.perf_counter()
     for seed, name in itertools.product(arguments.seeds, CONTENDERS):
-        model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).to(device)
         optimizer = HORST(model.parameters(), lr=arguments.lr, weight_decay=0.0, **CONTENDERS[name])
         draws = torch.Generator().manual_seed(seed)
         for step in range(max(arguments.steps) + 1):
@@ -64,19 +67,19 @@ def main() -> None:
             if step == max(arguments.steps):
                 break
             starts = torch.randint(len(train) - arguments.context, (arguments.batch,), generator=draws)
-            batch = torch.stack([train[i : i + arguments.context] for i in starts])
+            batch = torch.stack([train[i : i + arguments.context] for i in starts]).to(device)
             model(input_ids=batch, labels=batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     config = {**vars(arguments), "model": arguments.model.name, "data": arguments.data.name, "weight_decay": 0.0}
-    del config["out"]
+    del config["out"], config["device"]
     result = Result(
         experiment="bench_fine_tuning",
         config=config,
         rows=rows,
         curves={},
         notes=["No warm-up; betas (0.9, 0.999); the mirror step on all tensors."],
-        environment=environment(),
+        environment=environment(str(device)),
         seconds=round(time.perf_counter() - began, 1),
     )
     print(f"-> {result.save(arguments.out)}")
