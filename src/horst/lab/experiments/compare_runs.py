@@ -1,0 +1,137 @@
+"""One run of a comparison: trained and pruned, or trained sparse; and what its optimizer keeps in memory."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from horst.files import read_json
+from horst.lab.experiments import language_model, vision_model
+from horst.lab.experiments.frontier import Device, Point, run_point
+from horst.lab.experiments.language_model import LanguageConfig
+from horst.lab.experiments.outcomes import broken_down, load_or_run
+from horst.lab.experiments.result import environment, to_json
+from horst.lab.experiments.vision_model import open_source, train_sparse_vision_model
+from horst.lab.models.deit import build_deit
+from horst.lab.models.gpt2 import GPT2
+from horst.pruning import sweep
+from horst.sparsity import find_layers
+from horst.training import NonFiniteLoss, World, accuracy, processes
+
+ONE_SHOT = "one-shot"
+
+
+def attempt(point: Point, levels: Sequence[float], directory: pathlib.Path, device: Device) -> dict[str, Any]:
+    """The rows of one run and their origin, from its file if it was done before.
+
+    A run that breaks down has rows without numbers. One that ends with an error has a row that says so and leaves no
+    file: the table goes on without it, and the next time it is tried again.
+
+    Args:
+        point: Contender, its settings and its seed.
+        levels: Sparsities after training; of sparse training, the point has its own.
+        directory: Folder of the runs.
+        device: Device that trains.
+    """
+    language = isinstance(point.run, LanguageConfig)
+    try:
+        if language:
+            return run_point(point, tuple(levels), directory, device)
+        with processes(device) as world:
+            return _train_vision(point, levels, directory / point.name, world)
+    except Exception as error:  # one contender's, whatever it is, must not cost the others their rows
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        missing = {"method": "dense", "sparsity": 0.0, "perplexity" if language else "top1": None, "broke_down": reason}
+        return {"rows": [missing], "origin": {"environment": environment(), "seconds": 0.0}}
+
+
+def is_done(point: Point, directory: pathlib.Path) -> bool:
+    """Whether the run has left an outcome, with these settings and on these data."""
+    path = directory / point.name / "outcome.json"
+    if not path.is_file():
+        return False
+    try:
+        saved = read_json(path)["config"]
+    except (ValueError, KeyError):  # damaged, as a run that goes on would say
+        return False
+    if isinstance(point.run, LanguageConfig):
+        wanted = language_model.run_identity(point.run, point.optimizer, point.seed)
+    else:
+        wanted = vision_model.run_identity(point.run, point.optimizer, point.sparsity, point.seed, *point.methods)
+    return {**saved, **to_json(wanted)} == saved
+
+
+def _train_vision(point: Point, levels: Sequence[float], where: pathlib.Path, world: World) -> dict[str, Any]:
+    (method,) = point.methods
+    run = (point.run, point.optimizer, point.sparsity, point.seed)
+    way = method if point.sparsity else ONE_SHOT
+
+    def compute() -> dict[str, Any]:
+        try:
+            model, trained, _ = train_sparse_vision_model(*run, where, world, method)
+        except NonFiniteLoss as error:
+            asked = [point.sparsity] if point.sparsity else [0.0, *levels]
+            return {"rows": [{"method": way, "sparsity": s, "top1": None, **broken_down(error)} for s in asked]}
+        source = open_source(point.run, point.seed, world)
+        evaluate = functools.partial(_accuracy, source, point.run.loop.precision)
+        if point.sparsity:
+            found = [{"method": way, "sparsity": point.sparsity, **_zeros(model), **evaluate(model)}]
+        else:
+            found = sweep(model, levels, evaluate=evaluate, layers=point.run.layers)
+            found = [{**row, "method": way if row["sparsity"] else "dense"} for row in found]
+        return {"rows": [{**row, "seconds": trained.seconds, "steps": trained.step} for row in found]}
+
+    settings = {**vision_model.run_identity(*run, method), "pruned once to": [] if point.sparsity else list(levels)}
+    found = load_or_run(where / "outcome.json", settings, compute, str(world.device))
+    return {**found, "rows": [{**row, "seed": point.seed} for row in found["rows"]]}
+
+
+def _accuracy(source: Any, precision: Any, model: nn.Module) -> dict[str, float]:
+    return dict(accuracy(model, source.evaluation_batches(), precision=precision))
+
+
+def _zeros(model: nn.Module) -> dict[str, float]:
+    """Actual zeros among the weights that masks are for, and among all."""
+    masked = [layer.param for layer in find_layers(model, "blocks")]
+    return {"sparsity_of_pruned_layers": _share(masked), "sparsity_of_all_weights": _share(list(model.parameters()))}
+
+
+def _share(tensors: Sequence[Tensor]) -> float:
+    return sum(int((tensor == 0).sum()) for tensor in tensors) / sum(tensor.numel() for tensor in tensors)
+
+
+def bytes_per_weight(point: Point) -> float:
+    """What a contender keeps beside weights and gradients, in bytes per weight of the plain model.
+
+    That is the optimizer's state after one step, and parameters that the contender adds to the model.
+    """
+    torch.manual_seed(0)
+    if isinstance(point.run, LanguageConfig):
+        model: nn.Module = GPT2(point.run.model)
+        tokens = torch.randint(point.run.model.vocabulary, (1, point.run.model.context + 1))
+        batch = (tokens[:, :-1], tokens[:, 1:])
+    else:
+        shape = point.run.model
+        model = build_deit(shape)
+        batch = (torch.randn(1, shape.channels, shape.image_size, shape.image_size),)
+    weights = sum(p.numel() for p in model.parameters())
+    plain = _bytes(list(model.parameters()))
+    optimizer = point.run.optimization.make(model, point.optimizer)
+    loss = model.loss(*batch) if isinstance(model, GPT2) else model(*batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    added = _bytes(list(model.parameters())) - plain
+    return (_bytes(optimizer.state_dict()) + added) / weights
+
+
+def _bytes(kept: Any) -> int:
+    """Size of the tensors in nested lists and dictionaries."""
+    if isinstance(kept, Tensor):
+        return kept.numel() * kept.element_size()
+    entries = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, (list, tuple)) else ()
+    return sum(map(_bytes, entries))
