@@ -31,7 +31,7 @@ from horst.sparsity import find_layers
 from horst.training import NonFiniteLoss, World, processes
 
 Device = Literal["auto", "cpu"]
-_WHOLE_NUMBERS = ("width", "steps", "epochs", "seeds")
+_WHOLE_NUMBERS = ("width", "steps", "epochs", "seeds", "dwf_depth", "sign_in_every")
 _WORDS = ("mirror", "no_mirror", "decay", "methods")
 _OWN = ("alpha_lr", "sparsity", *_WHOLE_NUMBERS, "methods")
 _OPTIMIZATION = tuple(field.name for field in dataclasses.fields(Optimization) if field.name != "betas")

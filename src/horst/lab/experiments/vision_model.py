@@ -183,7 +183,7 @@ def train_sparse_vision_model(
     world: World,
     method: Method = "acdc",
 ) -> tuple[nn.Module, TrainResult, dict[str, Any]]:
-    """Train from the seed's weights with masks; sparsity 0 is a dense run.
+    """Train from the seed's weights with masks; sparsity 0 is a dense run. A contender with masks of its own uses those.
 
     Returns:
         The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
@@ -193,7 +193,8 @@ def train_sparse_vision_model(
     source = open_source(config, seed, world)
     torch.manual_seed(seed)
     model = parallelize(build_deit(config.model), config.parallel, world.device)
-    contender = config.optimization.make(model, optimizer)
+    steps = config.epochs * source.steps_per_epoch
+    contender = config.optimization.make(model, optimizer, steps=steps)
     task = Task(
         model=model,
         loss=lambda model, images, targets: F.cross_entropy(model(images).float(), targets),
@@ -202,7 +203,6 @@ def train_sparse_vision_model(
         identity={**about, "run": identity.deciding(about["run"])},
     )
     loop, per_epoch = config.loop, source.steps_per_epoch
-    steps = config.epochs * per_epoch
     start = functools.partial(
         train,
         task,
@@ -216,10 +216,11 @@ def train_sparse_vision_model(
         schedule=Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps)),
         directory=directory,
     )
-    if not sparsity:
+    own = config.optimization.masks(model, contender, optimizer, sparsity=sparsity or None, layers=config.layers)
+    if own is None and not sparsity:
         result = start()
         return model, result, {"phases": _history([], source, directory, world)}
-    with _sparsifier(config, model, contender, sparsity, source.steps_per_epoch, method) as sparsifier:
+    with own or _sparsifier(config, model, contender, sparsity, per_epoch, method) as sparsifier:
         recorder = Recorder(sparsifier, quantiles=())  # counts at the events alone; nothing in between
         result = start(sparsifier=sparsifier)
         masked = sum(layer.param.numel() for layer in sparsifier.layers)
