@@ -52,7 +52,9 @@ def everything() -> dict[str, list[dict[str, str]]]:
     return {
         "recipes": recipe_rows(),
         "optimizers": [{"optimizer": f"horst.{thing.__name__}", "about": _first_line(thing)} for thing in optimizers],
-        "sparsity methods": [{"method": thing.__name__, "about": _first_line(thing)} for thing in masks],
+        "sparsity methods": [
+            {"method": thing.__name__, "about": _first_line(thing)} for thing in (*masks, *sparsity.PRESETS.values())
+        ],
         "pruning methods": [
             *({"method": name, "about": _first_line(thing)} for name, thing in METHODS.items()),
             {"method": "owl (a distribution)", "about": _first_line(OWL)},
