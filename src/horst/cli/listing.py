@@ -54,7 +54,9 @@ def everything() -> dict[str, list[dict[str, str]]]:
         "recipes": recipe_rows(),
         "optimizers": [{"optimizer": f"horst.{thing.__name__}", "about": _first_line(thing)} for thing in optimizers],
         "contenders": [{"optimizer": name, "about": contender.about} for name, contender in CONTENDERS.items()],
-        "sparsity methods": [{"method": thing.__name__, "about": _first_line(thing)} for thing in masks],
+        "sparsity methods": [
+            {"method": thing.__name__, "about": _first_line(thing)} for thing in (*masks, *sparsity.PRESETS.values())
+        ],
         "pruning methods": [
             *({"method": name, "about": _first_line(thing)} for name, thing in METHODS.items()),
             {"method": "owl (a distribution)", "about": _first_line(OWL)},
