@@ -1,36 +1,48 @@
 """Who takes part in the comparisons, and the six tries of each: its two most important settings, on a grid.
 
 A line is a point of :mod:`~horst.lab.experiments.frontier`. What it does not name is that of the comparison's ``run``.
+Optimizers and their grids are those of :mod:`~horst.lab.baselines.tuning`.
 """
 
 from __future__ import annotations
 
+from horst.lab.baselines.contenders import Name
+from horst.lab.baselines.tuning import CONTENDERS, Grid
+
+_NEEDS_MORE = ("pat",)  # a package that is not in any extra
+
+
+def _line(name: Name, grid: Grid, more: str = "") -> str:
+    """A contender with its grid in words.
+
+    Example:
+        >>> _line("horst", {"lr": (0.002, 0.004), "alpha": (5.0, "auto")}, "methods=acdc")
+        'horst lr=0.002,0.004 alpha=5.0,auto methods=acdc'
+    """
+    settings = [f"{setting}={','.join(map(str, values))}" for setting, values in grid.items()]
+    return " ".join([name, *settings, *([more] if more else [])])
+
+
 # The first is the one that costs are relative to.
-LANGUAGE = (
-    "adamw lr=2e-3,4e-3,8e-3 weight_decay=0.1,0.5",
-    "adamw-l1 lr=4e-3,8e-3 l1=0.02,0.05,0.1",
-    "adamw-penalty lr=4e-3,8e-3 penalty=1e-5,3e-5,1e-4",
-    "ham lr=4e-3,8e-3 ham_alpha=50,200,800",
-    "horst lr=4e-3,8e-3 alpha=5,20,auto",
-    "horst-l1 lr=4e-3,8e-3 l1=0.02,0.05,0.1 alpha=auto",
-    "hyperbolic lr=4e-3,8e-3 alpha=5,10,20",
-    "muon lr=4e-3,8e-3 muon_lr_ratio=0.5,1,2",
-    "horst-muon lr=4e-3,8e-3 alpha=5,10,auto",
-    "spred lr=4e-3,8e-3 spred_decay=0.1,0.5,2",
-)
-# With sparsity=0 a model is trained dense and pruned once at the end, by magnitude.
+LANGUAGE = tuple(_line(name, found.language) for name, found in CONTENDERS.items() if name not in _NEEDS_MORE)
+
+# Trained dense (sparsity=0), pruned once at the end by magnitude; some go to the target by themselves.
+_ONE_SHOT: dict[Name, str] = {
+    **dict.fromkeys(("adamw", "horst", "adamw-l1", "horst-l1", "muon", "horst-muon"), "sparsity=0"),
+    **dict.fromkeys(("spred", "dwf", "pilot", "madam"), "sparsity=0"),
+    **dict.fromkeys(("linbreg", "adabreg", "cast"), "sparsity=0 target_sparsity=0.9"),
+}
+# Masks while training, under these optimizers.
+_MASKS: dict[str, tuple[Name, ...]] = {
+    **dict.fromkeys(("acdc", "gmp", "rigl", "set", "lrr"), ("adamw", "horst")),
+    **dict.fromkeys(("svite", "safe", "sparse_pretraining"), ("adamw",)),
+}
 VISION = (
-    "adamw lr=3e-3,1e-2,3e-2 weight_decay=0.1,0.5 sparsity=0",
-    "adamw lr=3e-3,1e-2,3e-2 weight_decay=0.1,0.5 methods=acdc",
-    "horst lr=3e-3,1e-2,3e-2 alpha=5,auto methods=acdc",
-    "adamw lr=3e-3,1e-2,3e-2 weight_decay=0.1,0.5 methods=gmp",
-    "horst lr=3e-3,1e-2,3e-2 alpha=5,auto methods=gmp",
-    "adamw lr=3e-3,1e-2,3e-2 weight_decay=0.1,0.5 methods=rigl",
-    "horst lr=3e-3,1e-2,3e-2 alpha=5,auto methods=rigl",
-    "horst lr=3e-3,1e-2,3e-2 alpha=5,auto sparsity=0",
-    "adamw-l1 lr=3e-3,1e-2 l1=0.02,0.05,0.1 sparsity=0",
-    "horst-l1 lr=3e-3,1e-2 l1=0.02,0.05,0.1 alpha=auto sparsity=0",
+    *(_line(name, CONTENDERS[name].vision, more) for name, more in _ONE_SHOT.items()),
+    *(_line(name, CONTENDERS[name].vision, f"methods={m}") for m, names in _MASKS.items() for name in names),
+    _line("sign-in", CONTENDERS["sign-in"].vision, "methods=set"),
 )
+
 # On one GPU, from given settings.
 LANGUAGE_GPU = (
     "adamw weight_decay=0.1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from horst.files import read_json
 from horst.lab.experiments import language_model, vision_model
 from horst.lab.experiments.frontier import Device, Point, run_point
 from horst.lab.experiments.language_model import LanguageConfig
+from horst.lab.experiments.mask_methods import SparseRun, make_sparsifier
 from horst.lab.experiments.outcomes import broken_down, load_or_run
 from horst.lab.experiments.result import environment, to_json
 from horst.lab.experiments.vision_model import open_source, train_sparse_vision_model
@@ -24,6 +26,7 @@ from horst.sparsity import find_layers
 from horst.training import NonFiniteLoss, World, accuracy, processes
 
 ONE_SHOT = "one-shot"
+_STEPS = 100  # of an epoch, where only the size of the masks matters
 
 
 def attempt(point: Point, levels: Sequence[float], directory: pathlib.Path, device: Device) -> dict[str, Any]:
@@ -108,25 +111,38 @@ def _share(tensors: Sequence[Tensor]) -> float:
 def bytes_per_weight(point: Point) -> float:
     """What a contender keeps beside weights and gradients, in bytes per weight of the plain model.
 
-    That is the optimizer's state after one step, and parameters that the contender adds to the model.
+    That is what a checkpoint holds after one step of the optimizer's state, of the masks and of parameters that the
+    contender adds to the model.
     """
     torch.manual_seed(0)
-    if isinstance(point.run, LanguageConfig):
-        model: nn.Module = GPT2(point.run.model)
-        tokens = torch.randint(point.run.model.vocabulary, (1, point.run.model.context + 1))
+    run, shape = point.run, point.run.model
+    if isinstance(run, LanguageConfig):
+        model: nn.Module = GPT2(shape)
+        tokens = torch.randint(shape.vocabulary, (1, shape.context + 1))
         batch = (tokens[:, :-1], tokens[:, 1:])
+        length, masks = run.steps, SparseRun(sparsity=0.0, epochs=1, steps_per_epoch=run.steps)
     else:
-        shape = point.run.model
         model = build_deit(shape)
         batch = (torch.randn(1, shape.channels, shape.image_size, shape.image_size),)
-    weights = sum(p.numel() for p in model.parameters())
-    plain = _bytes(list(model.parameters()))
-    optimizer = point.run.optimization.make(model, point.optimizer)
+        masks = SparseRun(sparsity=point.sparsity, epochs=run.epochs, steps_per_epoch=_STEPS, layers=run.layers)
+        length = masks.steps
+    weights, plain = sum(p.numel() for p in model.parameters()), _bytes(list(model.parameters()))
+    optimizer = run.optimization.make(model, point.optimizer, steps=length)
+    sparsifier = run.optimization.masks(model, optimizer, point.optimizer)
+    if sparsifier is None and point.sparsity:
+        sparsifier = make_sparsifier(point.methods[0], model, optimizer, masks)
     loss = model.loss(*batch) if isinstance(model, GPT2) else model(*batch).square().mean()
     loss.backward()
-    optimizer.step()
-    added = _bytes(list(model.parameters())) - plain
-    return (_bytes(optimizer.state_dict()) + added) / weights
+    kept = []
+    with warnings.catch_warnings():  # SAFE wants a second backward pass, which changes no size
+        warnings.filterwarnings("ignore", message="sam_radius=")
+        optimizer.step()
+        if sparsifier is not None:
+            sparsifier.step()
+            kept.append(sparsifier.state_dict())
+            sparsifier.close()
+    kept.append(optimizer.state_dict())
+    return (_bytes(kept) + _bytes(list(model.parameters())) - plain) / weights
 
 
 def _bytes(kept: Any) -> int:
