@@ -34,13 +34,13 @@ _ONE_SHOT: dict[Name, str] = {
 }
 # Masks while training, under these optimizers.
 _MASKS: dict[str, tuple[Name, ...]] = {
-    **dict.fromkeys(("acdc", "gmp", "rigl", "set", "lrr"), ("adamw", "horst")),
+    **dict.fromkeys(("acdc", "gmp", "rigl", "set", "lrr", "random"), ("adamw", "horst")),
     **dict.fromkeys(("svite", "safe", "sparse_pretraining"), ("adamw",)),
 }
 VISION = (
     *(_line(name, CONTENDERS[name].vision, more) for name, more in _ONE_SHOT.items()),
     *(_line(name, CONTENDERS[name].vision, f"methods={m}") for m, names in _MASKS.items() for name in names),
-    _line("sign-in", CONTENDERS["sign-in"].vision, "methods=set"),
+    _line("sign-in", CONTENDERS["sign-in"].vision, "methods=random"),
 )
 
 # On one GPU, from given settings.

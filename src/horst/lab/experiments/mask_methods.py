@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 from torch import nn
 from torch.optim import Optimizer
 
-from horst.sparsity import ACDC, GMP, PRESETS, SET, Cubic, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
+from horst.sparsity import ACDC, GMP, PRESETS, SET, AtInit, Cubic, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
 from horst.sparsity.layers import Preset
 
-Method = Literal["acdc", "gmp", "rigl", "set", "svite", "sparse_opt", "lrr", "safe", "sparse_pretraining"]
+Method = Literal["acdc", "gmp", "rigl", "set", "svite", "sparse_opt", "lrr", "safe", "sparse_pretraining", "random"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,11 @@ def _set(model: nn.Module, optimizer: Optimizer, run: SparseRun) -> Sparsifier:
     return SET(model, optimizer, schedule=rigl_steps(run.steps, every=_every(run)), **run.common)
 
 
+def _random(model: nn.Module, optimizer: Optimizer, run: SparseRun) -> Sparsifier:
+    """A random mask that never changes."""
+    return AtInit(model, optimizer, score="random", **run.common)
+
+
 def _every(run: SparseRun) -> int:
     return max(1, run.steps // 75)
 
@@ -97,4 +102,5 @@ _OWN: dict[str, Callable[[nn.Module, Optimizer, SparseRun], Sparsifier]] = {
     "gmp": _gmp,
     "rigl": _rigl,
     "set": _set,
+    "random": _random,
 }
