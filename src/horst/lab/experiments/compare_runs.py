@@ -119,7 +119,7 @@ def bytes_per_weight(point: Point) -> float:
     if isinstance(run, LanguageConfig):
         model: nn.Module = GPT2(shape)
         tokens = torch.randint(shape.vocabulary, (1, shape.context + 1))
-        batch = (tokens[:, :-1], tokens[:, 1:])
+        batch: tuple[Tensor, ...] = (tokens[:, :-1], tokens[:, 1:])
         length, masks = run.steps, SparseRun(sparsity=0.0, epochs=1, steps_per_epoch=run.steps)
     else:
         model = build_deit(shape)

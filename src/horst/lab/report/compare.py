@@ -228,12 +228,13 @@ def against_zeros(results: Sequence[Result]) -> Any:
     ways, levels = _ways(result), _levels(result)
     figure, panels = new_figure(1, len(ways), figsize=(1.2 + 4.2 * len(ways), 4.8), sharey=True)
     best = min(filter(None, (entry.mean(_DENSE) for entry in found)), default=1.0)
-    shown = []
+    shown: list[float] = []
     for axes, way in zip(panels if len(ways) > 1 else [panels], ways, strict=True):
         for entry, colour, mark in zip(found, (*_COLOURS, "#404040"), (*_MARKS, ""), strict=False):
-            places = [place for place in (_DENSE, *((way, level) for level in levels)) if entry.mean(place) is not None]
+            means = {place: entry.mean(place) for place in (_DENSE, *((way, level) for level in levels))}
+            places = {place: mean for place, mean in means.items() if mean is not None}
             x = [100 * (entry.zeros(place) or 0.0) for place in places]
-            y = [entry.mean(place) for place in places]
+            y = list(places.values())
             shown += y
             look = {"color": colour, "marker": mark, "linestyle": "-" if mark else ":"}
             axes.plot(x, y, **look, markersize=5, linewidth=1.6, label=entry.name)
