@@ -18,6 +18,7 @@ from horst import cli
 from horst.cli import COMMANDS, prune
 from horst.cli.output import number, table
 from horst.export.comparison import FORMS
+from horst.lab.baselines.contenders import Name
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result, environment
 from horst.pruning.one_shot import METHODS
@@ -54,6 +55,7 @@ def test_list_names_all_there_is(horst):
         row["method"] for row in found["sparsity methods"]
     }
     assert {row["method"] for row in found["pruning methods"]} >= set(METHODS)
+    assert {row["optimizer"] for row in found["contenders"]} == set(typing.get_args(Name))
     assert all(row["about"] for rows in found.values() for row in rows)
     shown = horst("list").out
     assert all(row["form"] in shown for row in found["exports"])

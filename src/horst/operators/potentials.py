@@ -256,7 +256,7 @@ class ElasticNet(SeparablePotential):
 
     def inverse_hessian(self, theta: Tensor) -> Tensor:
         """Delta; zero at a zero weight, which a small step does not move."""
-        return self.delta * (theta != 0)
+        return self.delta * (theta != 0).to(theta.dtype)
 
     def step(self, theta: Tensor, direction: Tensor, lr: Rate) -> Tensor:
         """The soft threshold of the moved dual variable."""

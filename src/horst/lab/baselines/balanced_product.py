@@ -10,7 +10,6 @@ Gadhikar et al., *Sign-In to the Lottery: Reparameterizing Sparse Training*, arX
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -85,12 +84,10 @@ class PILoT(Factored):
         return balanced_factors(theta)
 
     def _decay(self, p: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> float | Tensor:
-        a = state["strength"].clone()
-        change: float | Tensor = math.exp(-group["rate"])
+        a, rises = state["strength"], torch.zeros_like(state["strength"])
         if group["target"] is not None:
-            above = p.abs().sum() > group["target"] * state["first_l1_norm"]
-            change = torch.where(above, 1 / change, change)
-        state["strength"].mul_(change)
+            rises = (p.abs().sum() > group["target"] * state["first_l1_norm"]).to(a.dtype)
+        state["strength"] = a * torch.exp(group["rate"] * (2 * rises - 1))
         return 2 * a + group["weight_decay"]
 
 

@@ -23,6 +23,8 @@ from horst.operators import Operator
 class DeepFactors(Factored):
     r"""Each weight as a product of ``depth`` factors with decay; two factors are spred.
 
+    With three or more factors a weight that reaches zero may stay there: the gradient of each factor is then zero too.
+
     Args:
         params: Parameters or groups, as for any torch optimizer. Each product begins as the weight itself.
         lr: Learning rate.

@@ -24,8 +24,8 @@ class Madam(PerParameter):
         \theta_{k+1} &= \mathrm{clip}(\theta_k \odot \exp(-\eta\, \mathrm{sign}(\theta_k) \odot d_k),\, \pm b\, \sigma)
 
     where :math:`\eta, \beta, c, b` are ``lr``, ``beta2``, ``clip``, ``bound`` and :math:`\sigma` is the root mean
-    square of the tensor before the first step. A weight moves by at most a factor of :math:`e^{\eta c}`, so one learning rate
-    fits many networks. A zero weight stays zero: give it no biases that start at zero.
+    square of the tensor before the first step. A weight moves by at most a factor of :math:`e^{\eta c}`, so
+    one learning rate fits many networks. A zero weight stays zero: give it no biases that start at zero.
 
     The step is the exact dual step of the entropy, ``Mirror(Entropy())``, along :math:`d_k`.
 
@@ -55,7 +55,8 @@ class Madam(PerParameter):
 
     def _update(self, p: Tensor, g: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
         v = state["exp_avg_sq"].mul_(group["beta2"]).addcmul_(g, g, value=1 - group["beta2"])
-        root = (v / (1 - group["beta2"] ** state["step"])).sqrt().to(p.dtype)
+        # in float64: in float32 the difference loses four digits at the first steps
+        root = (v / (1 - group["beta2"] ** state["step"].double())).sqrt()
         # an entry that never saw a gradient is 0 / 0: its direction is 0
         d = torch.where(root == 0, 0.0, g / root).clamp(-group["clip"], group["clip"])
         p.mul_(torch.exp(-group["lr"] * p.sign() * d))

@@ -30,8 +30,8 @@ def make_pat(groups: list[dict[str, Any]], *, warmup_steps: int = 0, **adamw: An
         if error.name is None or not error.name.startswith("torchao"):
             raise  # torchao is there, but something it needs is not
         raise ModuleNotFoundError(
-            f"the contender 'pat' needs torchao.prototype.pat, and {error.name} is not installed. Install torchao from "
-            "https://github.com/pytorch/ao, or leave 'pat' out.",
+            "the contender 'pat' needs the package torchao with torchao.prototype.pat, which is not installed. Run "
+            "pip install torchao, or leave 'pat' out.",
             name=error.name,
         ) from error
     kinds = {"prox_type": "ProxLasso", "group_type": "ElemGrouper"}

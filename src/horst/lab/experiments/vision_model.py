@@ -182,7 +182,7 @@ def train_sparse_vision_model(
     world: World,
     method: Method = "acdc",
 ) -> tuple[nn.Module, TrainResult, dict[str, Any]]:
-    """Train from the seed's weights with masks; sparsity 0 is a dense run. A contender with masks of its own uses those.
+    """Train from the seed's weights with masks; sparsity 0 is a dense run. A contender may bring masks of its own.
 
     Returns:
         The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
