@@ -22,6 +22,7 @@ from horst.lab.baselines.contenders import Name
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result, environment
 from horst.pruning.one_shot import METHODS
+from horst.sparsity import PRESETS
 from horst.training.interruption import Interrupted
 
 
@@ -51,9 +52,8 @@ def test_version(horst):
 def test_list_names_all_there_is(horst):
     found = horst("list", "--json").json
     assert [row["recipe"] for row in found["recipes"]] == list(RECIPES)
-    assert {"ACDC", "GMP", "RigL", "SET", "IMP", "SRSTE", "ADMM", "AST", "CAST"} <= {
-        row["method"] for row in found["sparsity methods"]
-    }
+    classes = {"ACDC", "GMP", "RigL", "SET", "IMP", "SRSTE", "ADMM", "AST", "CAST"}
+    assert classes | set(PRESETS) <= {row["method"] for row in found["sparsity methods"]}
     assert {row["method"] for row in found["pruning methods"]} >= set(METHODS)
     assert {row["optimizer"] for row in found["contenders"]} == set(typing.get_args(Name))
     assert all(row["about"] for rows in found.values() for row in rows)
