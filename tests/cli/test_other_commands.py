@@ -18,9 +18,11 @@ from horst import cli
 from horst.cli import COMMANDS, prune
 from horst.cli.output import number, table
 from horst.export.comparison import FORMS
+from horst.lab.baselines.contenders import Name
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result, environment
 from horst.pruning.one_shot import METHODS
+from horst.sparsity import PRESETS
 from horst.training.interruption import Interrupted
 
 
@@ -50,10 +52,10 @@ def test_version(horst):
 def test_list_names_all_there_is(horst):
     found = horst("list", "--json").json
     assert [row["recipe"] for row in found["recipes"]] == list(RECIPES)
-    assert {"ACDC", "GMP", "RigL", "SET", "IMP", "SRSTE", "ADMM", "AST", "CAST"} <= {
-        row["method"] for row in found["sparsity methods"]
-    }
+    classes = {"ACDC", "GMP", "RigL", "SET", "IMP", "SRSTE", "ADMM", "AST", "CAST"}
+    assert classes | set(PRESETS) <= {row["method"] for row in found["sparsity methods"]}
     assert {row["method"] for row in found["pruning methods"]} >= set(METHODS)
+    assert {row["optimizer"] for row in found["contenders"]} == set(typing.get_args(Name))
     assert all(row["about"] for rows in found.values() for row in rows)
     shown = horst("list").out
     assert all(row["form"] in shown for row in found["exports"])

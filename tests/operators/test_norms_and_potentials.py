@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from horst.operators import (
@@ -11,6 +13,7 @@ from horst.operators import (
     L2,
     CoshEntropy,
     CustomPotential,
+    ElasticNet,
     Entropy,
     Euclidean,
     HyperbolicEntropy,
@@ -98,14 +101,17 @@ def test_spectral_and_nuclear_are_dual():
         assert norm.dual.dual == norm
 
 
-@pytest.mark.parametrize("potential", [Euclidean(), Entropy(), HyperbolicEntropy(0.3), CoshEntropy()])
+POTENTIALS = [Euclidean(), Entropy(), HyperbolicEntropy(0.3), CoshEntropy(), ElasticNet(0.2, 0.7)]
+
+
+@pytest.mark.parametrize("potential", POTENTIALS)
 def test_the_dual_step_moves_the_mirror_map_by_the_direction(potential):
     theta, d = float64([0.5, -2.0, 3.0, -1e-3]), float64([1.0, -0.7, 2.0, 0.3])
     moved = potential.step(theta, d, 0.2)
     assert_close(potential.gradient(moved), potential.gradient(theta) - 0.2 * d)
 
 
-@pytest.mark.parametrize("potential", [Euclidean(), Entropy(), HyperbolicEntropy(0.3), CoshEntropy()])
+@pytest.mark.parametrize("potential", POTENTIALS)
 def test_both_forms_of_the_mirror_step_agree_to_first_order(potential):
     theta, d, M = float64([0.5, -2.0, 3.0]), float64([1.0, -0.7, 2.0]), Mirror(potential)
 
@@ -113,7 +119,9 @@ def test_both_forms_of_the_mirror_step_agree_to_first_order(potential):
         return float((M.step(theta, d, lr) - (theta - lr * M(theta, d))).abs().max())
 
     assert difference(1e-3) <= 20 * 1e-6
-    if not isinstance(potential, Euclidean):  # the difference is of second order: a tenth of lr, a hundredth of it
+    if isinstance(potential, (Euclidean, ElasticNet)):  # linear between its kinks
+        assert difference(1e-3) < 1e-15
+    else:  # the difference is of second order: a tenth of lr, a hundredth of it
         assert difference(1e-4) / difference(1e-3) == pytest.approx(0.01, rel=0.05)
 
 
@@ -204,3 +212,29 @@ def test_operators_work_in_the_dtype_they_are_given():
         x = torch.tensor([0.5, -2.0], dtype=dtype)
         for operator in (Steepest(L2()), Steepest(Lp(3)), Mirror(HyperbolicEntropy(0.1)), Mirror(CoshEntropy())):
             assert operator(x, x).dtype == dtype
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), st.floats(0, 10.0), st.floats(1e-2, 1e2))
+def test_the_elastic_nets_maps_are_inverse_to_each_other(values, l1, delta):
+    potential, theta = ElasticNet(l1, delta), float64(values)
+    dual = potential.gradient(theta)
+    assert_close(potential.inverse_gradient(dual), theta, rtol=1e-9, atol=1e-12 * (1 + l1) * delta)
+    assert_close(potential.inverse_gradient(theta.clamp(-l1, l1)), torch.zeros_like(theta), rtol=0, atol=0)
+
+
+def test_the_elastic_nets_gradient_is_that_of_its_value():
+    potential, theta = ElasticNet(0.3, 0.5), float64([1.5, -0.2, 3.0]).requires_grad_()
+    potential(theta).backward()
+    assert_close(potential.gradient(theta.detach()), theta.grad)
+    assert float(potential(float64([1.0, -2.0]))) == pytest.approx(0.3 * 3 + 5 / (2 * 0.5))
+    assert_close(potential.inverse_hessian(float64([1.0, 0.0])), float64([0.5, 0.0]))
+    assert_close(potential.step(theta.detach(), g, 0.0), theta.detach())
+
+
+def test_the_elastic_net_is_euclidean_without_its_l1_term_and_keeps_zeros_with_it():
+    theta, d = float64([1.0, 0.0, -1.0]), float64([0.1, 0.4, -0.3])
+    assert_close(ElasticNet(0.0).step(theta, d, 0.5), Euclidean().step(theta, d, 0.5))
+    assert_close(ElasticNet(0.5).step(theta, d, 1.0), float64([0.9, 0.0, -0.7]))
+    for l1, delta in ((-0.1, 1.0), (math.nan, 1.0), (0.1, 0.0), (0.1, math.inf)):
+        with pytest.raises(ValueError, match=r"l1 must be finite|delta must be positive"):
+            ElasticNet(l1, delta)

@@ -14,6 +14,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 import horst
+from horst.lab.baselines.balanced_product import PILoT, SignIn
+from horst.lab.baselines.bregman import LinBreg
+from horst.lab.baselines.deep_factors import DeepFactors
+from horst.lab.baselines.lmd import LMD
+from horst.lab.baselines.madam import Madam
 from horst.operators import Adam, HyperbolicEntropy, Mirror
 
 Make = Callable[..., Optimizer]
@@ -56,6 +61,14 @@ OPTIMIZERS: dict[str, Make] = {
     "operator_hyperbolic_adam": lambda params, **kw: horst.OperatorOptimizer(
         params, Mirror(HyperbolicEntropy(1.0)) @ Adam(), **{"lr": 1e-2, "exact_mirror": True, **kw}
     ),
+    "madam": lambda params, **kw: Madam(params, **{"lr": 0.1, "bound": 10.0, **kw}),
+    "lmd": lambda params, **kw: LMD(params, **{"lr": 0.05, "gamma": 0.05, **kw}),
+    "spred": lambda params, **kw: DeepFactors(params, **{"lr": 1e-2, "weight_decay": 0.1, **kw}),
+    "dwf": lambda params, **kw: DeepFactors(params, **{"lr": 1e-2, "depth": 3, **kw}),
+    "pilot": lambda params, **kw: PILoT(params, **{"lr": 1e-2, "target": 1.0, **kw}),
+    "sign_in": lambda params, **kw: SignIn(params, **{"lr": 1e-2, "every": 2, **kw}),
+    "linbreg": lambda params, **kw: LinBreg(params, **{"lr": 1e-1, "l1": 1e-3, **kw}),
+    "adabreg": lambda params, **kw: LinBreg(params, operator=Adam(), **{"lr": 1e-2, "l1": 1e-3, **kw}),
     "with_adamw": _with_mirror_step(torch.optim.AdamW, weight_decay=0.1),
     "with_sgd": _with_mirror_step(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
     "with_rmsprop": _with_mirror_step(torch.optim.RMSprop),
@@ -160,9 +173,11 @@ def test_add_param_group(make):
     assert len(optimizer.state_dict()["param_groups"]) == 2
 
 
-def test_closure_is_called_with_gradients_on(make):
+# MADAM's steps are multiplicative: a bias that starts at zero stays there
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "madam"])
+def test_closure_is_called_with_gradients_on(name):
     model = small_model()
-    optimizer = make(model.parameters())
+    optimizer = OPTIMIZERS[name](model.parameters())
     x, y = batch()
 
     def closure():

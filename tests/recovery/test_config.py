@@ -90,6 +90,13 @@ def test_weights_of_the_terms():
     assert SparsifyConfig(sparsity=0.5, label_weight=0.0, distill_weight=2.0).weights("kl") == (0.0, 2.0)
 
 
+def test_sam_is_for_admm():
+    with pytest.raises(ValueError, match=r"sam_radius=0\.1 is for train='admm', got train='fixed'"):
+        SparsifyConfig(sparsity=0.5, sam_radius=0.1)
+    with pytest.raises(ValueError, match="sam_radius"):
+        SparsifyConfig(sparsity=0.5, train="admm", sam_radius=-1.0)
+
+
 @pytest.mark.parametrize(
     "settings", [{"train": "cast"}, {"optimizer": "adams"}, {"train": "admm", "optimizer": "adams"}]
 )

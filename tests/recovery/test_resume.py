@@ -66,6 +66,7 @@ def kill(monkeypatch):
         (12, {"lora": 2}),
         (7, {"optimizer": "adamw"}),
         (7, {"train": "admm", "stages": None}),
+        (7, {"train": "admm", "sam_radius": 0.1, "stages": None}),
         (7, {"train": "ast", "stages": None}),
         (7, {"train": "cast", "optimizer": "adams", "stages": None}),
     ],

@@ -95,6 +95,16 @@ def test_methods_with_masks_of_their_own_go_from_dense_to_sparse(train, optimize
             assert int((layer.param == 0).sum()) == layer.param.numel() * 3 // 4
 
 
+def test_sam_changes_the_run_and_its_zeros_are_as_many():
+    found = []
+    for radius in (0.0, 0.1):
+        model, data = make("plain")
+        horst.sparsify(model, data, train="admm", sparsity=0.75, sam_radius=radius, **{**SHORT, "steps": 16})
+        assert all(int(mask.sum()) == mask.numel() * 3 // 4 for mask in zeros(model).values())
+        found.append(weights(model))
+    assert any(not torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_any_optimizer_can_train():
     model, data = make("plain")
     made = []

@@ -22,7 +22,7 @@ from sparse_methods import EVERY_METHOD, SAFE, TOTAL, Tiny, backward, batch, opt
 from horst.sparsity import Recorder
 
 METHODS = EVERY_METHOD | {"safe": SAFE}
-COLUMNS = ("acdc", "gmp", "rigl", "set", "elsa", "cast")
+COLUMNS = ("acdc", "gmp", "rigl", "sparse_opt", "set", "elsa", "cast")
 RESTART_AT = 15
 
 

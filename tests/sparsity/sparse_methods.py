@@ -27,6 +27,10 @@ from horst.sparsity import (
     Rounds,
     Sparsifier,
     Static,
+    lrr,
+    sparse_opt,
+    sparse_pretraining,
+    svite,
 )
 
 TOTAL = 26  # steps of a run
@@ -83,13 +87,19 @@ METHODS: dict[str, Factory] = {
     "acdc-values": lambda m, o, **k: ACDC(m, o, sparsity=0.7, schedule=PHASES, restore="values", **k),
     "acdc-2:4": lambda m, o, **k: ACDC(m, o, schedule=PHASES, pattern="2:4", **k),
     "gmp": lambda m, o, **k: GMP(m, o, sparsity=0.8, schedule=CUBIC, **k),
+    "sparse_pretraining": lambda m, o, **k: sparse_pretraining(m, o, sparsity=0.8, steps=TOTAL, **k),
     "gmp-erk-block": lambda m, o, **k: GMP(
         m, o, sparsity=0.75, schedule=CUBIC, distribution="erk", pattern=(2, 2), **k
     ),
     "rigl": lambda m, o, **k: RigL(m, o, sparsity=0.8, schedule=DROP_GROW, **k),
+    "svite": lambda m, o, **k: svite(
+        m, o, sparsity=0.8, steps=TOTAL, **{"schedule": DROP_GROW, "layers": "blocks", **k}
+    ),
+    "sparse_opt": lambda m, o, **k: sparse_opt(m, o, sparsity=0.8, steps=TOTAL, schedule=DROP_GROW, **k),
     "set": lambda m, o, **k: SET(m, o, sparsity=0.8, schedule=DROP_GROW, distribution="uniform", **k),
-    "static": lambda m, o, **k: Static(m, o, sparsity=0.6, **k),
+    "static": lambda m, o, **k: Static(m, o, sparsity=0.6, scale_gradients=True, **k),
     "imp": lambda m, o, **k: IMP(m, o, sparsity=0.9, schedule=ROUNDS, **k),
+    "lrr": lambda m, o, **k: lrr(m, o, sparsity=0.9, steps=TOTAL, schedule=ROUNDS, **k),
     "random": lambda m, o, **k: AtInit(m, o, sparsity=0.7, score="random", seed=3, **k),
     "snip": lambda m, o, **k: AtInit(m, o, sparsity=0.7, score="snip", **{"loss": loss_of, **k}),
     "synflow": lambda m, o, **k: AtInit(
@@ -123,6 +133,9 @@ def expected_zeros(method: str, step: int) -> int:
     if method in ("acdc", "acdc-values", "acdc-2:4"):
         share = {"acdc": Fraction(9, 10), "acdc-values": Fraction(7, 10), "acdc-2:4": Fraction(1, 2)}[method]
         return int(share * total) if sparse else 0
+    if method == "sparse_pretraining":  # from a quarter of the 26 steps to three quarters, at every step
+        left = (1 - Fraction(min(max(step - 6, 0), 14), 14)) ** 3
+        return layers * int(Fraction(4, 5) * (1 - left) * 96)
     if method.startswith("gmp"):
         due = [s for s in (3, 8, 13, 18, 20) if s <= step]
         if not due:
@@ -133,11 +146,13 @@ def expected_zeros(method: str, step: int) -> int:
         return 4 * int(Fraction(3, 4) * (1 - left) * 96)  # 96 blocks of four weights, one budget
     if method.startswith(("admm", "elsa", "safe", "cast")):
         return 0 if step < DENSE_STEPS else layers * (48 if method.endswith("2:4") else 76)
-    if method == "imp":
+    if method in ("imp", "lrr"):
         done = sum(step >= s for s in (8, 14, 20))
         return {0: 0, 1: 205, 2: 301, 3: 345}[done]  # floor(384 * (1 - 0.1 ** (r / 3)))
     share = {
         "rigl": Fraction(8, 10),
+        "svite": Fraction(8, 10),
+        "sparse_opt": Fraction(8, 10),
         "static": Fraction(6, 10),
         "random": Fraction(7, 10),
         "snip": Fraction(7, 10),

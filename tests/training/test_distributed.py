@@ -12,7 +12,7 @@ from toy_runs import ToyData, equal, read_metrics, toy_run
 
 HERE = Path(__file__).parent
 # And where they are taken over.
-OTHER_METHODS = {"acdc-values": 6, "rigl": 12, "srste": 12, "imp": 12, "admm": 12, "ast": 12}
+OTHER_METHODS = {"acdc-values": 6, "rigl": 12, "srste": 12, "imp": 12, "admm": 12, "safe": 12, "ast": 12}
 
 
 class Runs:

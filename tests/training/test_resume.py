@@ -151,6 +151,8 @@ def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
         ("horst", "acdc-values"),
         ("horst", "srste"),
         ("horst", "admm"),
+        ("horst", "safe"),
+        ("adamw", "lrr"),
         ("adamw", "ast"),
         ("adams", "cast"),
     ],

@@ -148,10 +148,14 @@ def make_sparsifier(name: str | None, model: nn.Module, optimizer: torch.optim.O
         return sparsity.AST(model, optimizer, decay=0.1, ramp_steps=12, every=4)
     if name == "admm":
         return sparsity.ADMM(model, optimizer, sparsity=0.8, steps=26, every=4, penalty=0.5, projection="second_moment")
+    if name == "safe":
+        return sparsity.safe(model, optimizer, sparsity=0.8, steps=26, every=4, penalty=0.5)
     if name == "cast":
         return sparsity.CAST(model, optimizer, every=4)
     if name == "imp":
         return sparsity.IMP(model, optimizer, sparsity=0.9, schedule=sparsity.Rounds(3, 9, rewind_to=2))
+    if name == "lrr":
+        return sparsity.lrr(model, optimizer, sparsity=0.7, steps=30, schedule=sparsity.Rounds(3, 9))
     assert name is None
     return None
 

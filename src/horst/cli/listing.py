@@ -1,4 +1,4 @@
-"""``horst list``: recipes with their scales, optimizers, sparsity methods, pruning methods, exports."""
+"""``horst list``: recipes with their scales, optimizers, contenders, sparsity methods, pruning methods, exports."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def everything() -> dict[str, list[dict[str, str]]]:
     """By kind, one row per entry: its name, and one line about it."""
     import horst
     from horst import sparsity
+    from horst.lab.baselines.tuning import CONTENDERS
     from horst.pruning import OWL
     from horst.pruning.one_shot import METHODS
 
@@ -52,7 +53,10 @@ def everything() -> dict[str, list[dict[str, str]]]:
     return {
         "recipes": recipe_rows(),
         "optimizers": [{"optimizer": f"horst.{thing.__name__}", "about": _first_line(thing)} for thing in optimizers],
-        "sparsity methods": [{"method": thing.__name__, "about": _first_line(thing)} for thing in masks],
+        "contenders": [{"optimizer": name, "about": contender.about} for name, contender in CONTENDERS.items()],
+        "sparsity methods": [
+            {"method": thing.__name__, "about": _first_line(thing)} for thing in (*masks, *sparsity.PRESETS.values())
+        ],
         "pruning methods": [
             *({"method": name, "about": _first_line(thing)} for name, thing in METHODS.items()),
             {"method": "owl (a distribution)", "about": _first_line(OWL)},

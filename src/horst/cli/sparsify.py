@@ -54,6 +54,8 @@ class Options:
     train: Literal["fixed", "refresh", "admm", "ast", "cast"] = "fixed"
     """What becomes of the masks while training: they stay, or are chosen anew; or one of three methods that go from
     dense to sparse by themselves."""
+    sam_radius: float = 0.0
+    """Length of SAM's ascent step with --train admm (SAFE): 2e-4 on text, 0.1 on images; 0 for none."""
     optimizer: Literal["horst", "adamw", "adams"] = "horst"
     """Optimizer of the training; adams is for --train cast, and for nothing else."""
     lr: float = 1e-4

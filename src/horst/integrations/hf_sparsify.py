@@ -24,7 +24,7 @@ except ImportError as error:
     raise ImportError('horst.integrations.hf_sparsify needs transformers: pip install "horst-optim[hf]"') from error
 
 # What the Trainer decides, or what needs several runs of it.
-_NOT_HERE = ("stages", "train", "steps", "tokens", "batch_size", "lora", "loop", "parallel", "optimizer")
+_NOT_HERE = ("stages", "train", "sam_radius", "steps", "tokens", "batch_size", "lora", "loop", "parallel", "optimizer")
 
 
 class SparsifyMixin:

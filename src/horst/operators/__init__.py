@@ -16,6 +16,7 @@ from horst.operators.norms import L1, L2, LInf, Lp, Norm, Nuclear, Spectral
 from horst.operators.potentials import (
     CoshEntropy,
     CustomPotential,
+    ElasticNet,
     Entropy,
     Euclidean,
     HyperbolicEntropy,
@@ -32,6 +33,7 @@ __all__ = [
     "Composition",
     "CoshEntropy",
     "CustomPotential",
+    "ElasticNet",
     "Entropy",
     "Euclidean",
     "HyperbolicEntropy",

@@ -1,4 +1,6 @@
-r"""The mirror potentials R of Examples 3.9 to 3.11: value, mirror map, inverse Hessian and exact dual step of each.
+r"""The mirror potentials R of Examples 3.9 to 3.11, and the elastic net.
+
+Each has its value, mirror map, inverse Hessian and exact dual step.
 
 All but a non-separable :class:`CustomPotential` are sums over coordinates, :math:`R(\theta) = \sum_i r(\theta_i)`, so
 the Hessian is diagonal and its inverse is returned as a vector.
@@ -206,6 +208,63 @@ class CoshEntropy(SeparablePotential):
         far = (magnitude > 20) & (relative.abs() < 0.5)
         near = torch.asinh(torch.sinh(torch.where(far, torch.zeros_like(theta), theta)) - shift)
         return torch.where(far, theta.sign() * (magnitude + torch.log1p(relative.clamp(-0.5, 0.5))), near)
+
+
+@final
+@dataclass(frozen=True)
+class ElasticNet(SeparablePotential):
+    r"""The elastic net, whose mirror descent is the linearised Bregman iteration: weights are zero until needed.
+
+    .. math::
+        R(\theta) = \lambda \|\theta\|_1 + \tfrac{1}{2 \delta} \|\theta\|_2^2, \quad
+        \nabla R(\theta) = \theta / \delta + \lambda\, \mathrm{sign}(\theta), \quad
+        \nabla R^*(v) = \delta\, \mathrm{sign}(v) \max(|v| - \lambda, 0)
+
+    where :math:`\lambda, \delta` are ``l1``, ``delta``. R has a kink at zero: any :math:`|v| \le \lambda` belongs to a
+    zero weight, and the mirror map gives 0. So a step forgets where inside the kink it was; an optimizer that is to
+    leave it in several steps keeps :math:`v` (:meth:`inverse_gradient` gives its weights).
+
+    Args:
+        l1: Strength of the L1 term, at least 0; 0 is the Euclidean potential over ``delta``.
+        delta: Inverse strength of the L2 term. Positive.
+
+    Example:
+        >>> ElasticNet(l1=0.5, delta=2.0).step(torch.tensor([1.0, 0.0, 0.0]), torch.tensor([-1.0, -1.0, 0.2]), lr=1.0)
+        tensor([3., 1., -0.])
+    """
+
+    l1: float
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.l1 < float("inf"):
+            raise ValueError(f"l1 must be finite and at least 0, got {self.l1}. Use 0 for no L1 term.")
+        if not 0 < self.delta < float("inf"):
+            raise ValueError(f"delta must be positive and finite, got {self.delta}. 1 is the usual one.")
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """The weighted sum of both norms."""
+        return (self.l1 * theta.abs() + theta.square() / (2 * self.delta)).sum(-1)
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """The gradient; at zero the subgradient 0."""
+        return theta / self.delta + self.l1 * theta.sign()
+
+    def inverse_gradient(self, dual: Tensor) -> Tensor:
+        r"""The weight :math:`\nabla R^*(v)` of a dual variable: the soft threshold."""
+        return self.delta * dual.sign() * (dual.abs() - self.l1).clamp(min=0)
+
+    def inverse_hessian(self, theta: Tensor) -> Tensor:
+        """Delta; zero at a zero weight, which a small step does not move."""
+        return self.delta * (theta != 0).to(theta.dtype)
+
+    def step(self, theta: Tensor, direction: Tensor, lr: Rate) -> Tensor:
+        """The soft threshold of the moved dual variable."""
+        return self.inverse_gradient(self.gradient(theta) - lr * direction)
+
+    def interior(self, theta: Tensor) -> Tensor:
+        """Everything but zero, where the kink is."""
+        return torch.isfinite(theta) & (theta != 0)
 
 
 @final

@@ -66,7 +66,10 @@ def _admm(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
     every = max(1, min(32, steps // 8))  # 32 in a run of thousands
-    return ADMM(model, optimizer, sparsity=config.sparsity, steps=steps, every=every, **with_pattern(config))
+    return ADMM(
+        model, optimizer, sparsity=config.sparsity, steps=steps, every=every, sam_radius=config.sam_radius,
+        **with_pattern(config),
+    )  # fmt: skip
 
 
 def _ast(

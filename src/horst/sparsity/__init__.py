@@ -8,10 +8,11 @@ from horst.sparsity.cast import CAST
 from horst.sparsity.controller import Sparsifier
 from horst.sparsity.diagnostics import Recorder
 from horst.sparsity.distributions import owl_ratios
-from horst.sparsity.gmp import GMP
-from horst.sparsity.imp import IMP
+from horst.sparsity.gmp import GMP, gmp_steps
+from horst.sparsity.imp import IMP, rounds_to
 from horst.sparsity.layers import find_layers
 from horst.sparsity.masks import magnitude_mask
+from horst.sparsity.presets import PRESETS, lrr, safe, sparse_opt, sparse_pretraining, svite
 from horst.sparsity.ramps import Ramp
 from horst.sparsity.rigl import SET, RigL
 from horst.sparsity.schedules import Cubic, DropGrow, Phases, Rounds, acdc_epochs, acdc_steps, rigl_steps
@@ -26,6 +27,7 @@ __all__ = [
     "CAST",
     "GMP",
     "IMP",
+    "PRESETS",
     "SET",
     "SRSTE",
     "AtInit",
@@ -42,8 +44,15 @@ __all__ = [
     "acdc_epochs",
     "acdc_steps",
     "find_layers",
+    "gmp_steps",
     "keep_zeros",
+    "lrr",
     "magnitude_mask",
     "owl_ratios",
     "rigl_steps",
+    "rounds_to",
+    "safe",
+    "sparse_opt",
+    "sparse_pretraining",
+    "svite",
 ]

@@ -55,7 +55,7 @@ class ADMM(DenseUntilEnd):
             the optimizer's ``exp_avg_sq`` (ELSA). It needs an optimizer that has one, such as AdamW or HORST. As long
             as a masked weight has had no update, the score is the magnitude.
         sam_radius: Length of the ascent step of :meth:`ascended` (SAFE: 0.1 on images, 2e-4 on text); 0 for none. The
-            second backward pass is the training loop's to make.
+            loop of :mod:`horst.training` makes the second backward pass; in a loop of your own, you make it.
         distribution: Division of the zeros among the layers.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
@@ -106,6 +106,11 @@ class ADMM(DenseUntilEnd):
         self._has_ascended = False
         self._handles += [before_update(opt, self._before_update) for opt in self.optimizers]
         self._start()
+
+    @property
+    def wants_ascent(self) -> bool:
+        """Whether the coming step is one of SAM: a second backward pass in :meth:`ascended`."""
+        return self.sam_radius > 0.0 and not self.is_finished
 
     @contextlib.contextmanager
     def ascended(self) -> Iterator[None]:
@@ -195,7 +200,7 @@ class ADMM(DenseUntilEnd):
     @torch.no_grad()
     def _before_update(self, optimizer: Optimizer) -> None:
         self._updated.add(id(optimizer))
-        if self.sam_radius > 0.0 and not self._has_ascended:
+        if self.wants_ascent and not self._has_ascended:
             self._has_ascended = True  # once is enough
             warn_user(
                 f"sam_radius={self.sam_radius} has no effect: the optimizer takes its step without a second backward "

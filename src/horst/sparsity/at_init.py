@@ -16,12 +16,13 @@ from typing_extensions import Unpack
 
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import local_shard
-from horst.sparsity.controller import Options, Sparsifier
+from horst.sparsity.controller import Options
 from horst.sparsity.distributions import Distribution
+from horst.sparsity.gradient_scaling import ScalesGradients
 from horst.sparsity.state_policy import StatePolicy
 
 
-class AtInit(Sparsifier):
+class AtInit(ScalesGradients):
     r"""A fixed mask found before the first step.
 
     - ``"random"``: uniformly at random.
@@ -37,6 +38,8 @@ class AtInit(Sparsifier):
             model in it, so that the gradients are averaged over the ranks.
         rounds: Number of rounds of SynFlow; 100 in its paper.
         distribution: Distribution of the zeros; by default global, and uniform for ``"random"``.
+        scale_gradients: Whether the updates of each output neuron are scaled by its density, as in SparseOpt; see
+            :class:`~horst.sparsity.gradient_scaling.ScalesGradients`. Under Adam it does nothing.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -57,6 +60,7 @@ class AtInit(Sparsifier):
         loss: Callable[[nn.Module], Tensor] | None = None,
         rounds: int = 100,
         distribution: Distribution | None = None,
+        scale_gradients: bool = False,
         **options: Unpack[Options],
     ) -> None:
         if score not in ("random", "snip", "synflow"):
@@ -74,6 +78,7 @@ class AtInit(Sparsifier):
         if score == "synflow":
             self._require_units()
         self.score, self.rounds, self._loss = score, rounds, loss
+        self._scale_gradients(scale_gradients)
         self._start()
 
     def _begin(self) -> None:

@@ -1,6 +1,7 @@
 """GMP: gradual magnitude pruning.
 
 References: Zhu and Gupta, *To prune, or not to prune: exploring the efficacy of pruning for model compression*, 2017.
+The sparse pretraining of language models (sparsellm.com) finds pruning from 25 % to 75 % of training near optimal.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class GMP(Sparsifier):
     """Remove the smallest weights a few at a time, along a cubic; what is removed stays removed.
 
     Args:
-        schedule: Schedule of the prunings: :class:`~horst.sparsity.schedules.Cubic`.
+        schedule: Schedule of the prunings: :class:`~horst.sparsity.schedules.Cubic`; :func:`gmp_steps` makes one.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -61,3 +62,22 @@ class GMP(Sparsifier):
             return None
         self._set_pruned(self._select(self.schedule.sparsity(self.steps, self.sparsity), nested=True), "prune")
         return self._event("prune")
+
+
+def gmp_steps(total_steps: int, *, begin: float = 0.25, until: float = 0.75, every: int | None = None) -> Cubic:
+    """Sparse pretraining's schedule: dense for a quarter of training, pruned up to 75 % of it, then fixed.
+
+    Args:
+        total_steps: Optimizer steps of the whole run.
+        begin: Share of training before the first pruning.
+        until: Share of training after which the sparsity is reached.
+        every: Steps between prunings; None is a fiftieth of the pruning phase, at least 1.
+
+    Example:
+        >>> gmp_steps(10_000)
+        Cubic(begin=2500, end=7500, every=100, initial=0.0)
+    """
+    if not 0.0 <= begin < until <= 1.0:
+        raise ValueError(f"begin and until are shares of training, 0 <= begin < until <= 1, got {begin} and {until}.")
+    first, last = round(begin * total_steps), round(until * total_steps)
+    return Cubic(first, last, every=max(1, (last - first) // 50) if every is None else every)

@@ -1,13 +1,15 @@
-"""IMP: iterative magnitude pruning with rewinding, the search for lottery tickets.
+"""IMP: iterative magnitude pruning with rewinding, the search for lottery tickets; and learning-rate rewinding.
 
 References: Frankle and Carbin, *The Lottery Ticket Hypothesis*, 2019; Frankle, Dziugaite, Roy, Carbin, *Linear Mode
-Connectivity and the Lottery Ticket Hypothesis*, 2020 (rewinding to an early step).
+Connectivity and the Lottery Ticket Hypothesis*, 2020 (rewinding to an early step). Renda, Frankle, Carbin, *Comparing
+Rewinding and Fine-tuning in Neural Network Pruning*, 2020 (LRR).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +19,7 @@ from horst.parameters.kinds import clean_name
 from horst.parameters.sharding import as_shard_of, local_shard, part_of
 from horst.sparsity.controller import Event, Options, Sparsifier
 from horst.sparsity.distributions import Distribution
+from horst.sparsity.masks import check_sparsity
 from horst.sparsity.schedules import Rounds, check_schedule
 from horst.sparsity.state_policy import StatePolicy
 
@@ -24,12 +27,15 @@ from horst.sparsity.state_policy import StatePolicy
 class IMP(Sparsifier):
     """Train, remove the smallest weights, rewind the rest to an early step, train again.
 
-    Each round removes the same share of what is left, so that the last one trains at ``sparsity``. A rewind puts back
-    all parameters, buffers and optimizer state. The learning rate is yours to rewind: drive it by
-    :attr:`training_step`, for example with ``LambdaLR(optimizer, lambda _: rate(sparsifier.training_step))``.
+    Each round removes the same share of what is left, so that the last one trains at ``sparsity``. The learning rate is
+    yours to rewind: drive it by :attr:`training_step`, for example with
+    ``LambdaLR(optimizer, lambda _: rate(sparsifier.training_step))``. The loop of :mod:`horst.training` does so.
 
     Args:
-        schedule: Schedule of the rounds: :class:`~horst.sparsity.schedules.Rounds`.
+        schedule: Schedule of the rounds: :class:`~horst.sparsity.schedules.Rounds`; :func:`rounds_to` makes one.
+        rewind: What goes back. ``"weights"``: all parameters, buffers and optimizer state. ``"lr"`` (LRR): the learning
+            rate alone. The weights that are left keep their values and signs, and the optimizer's state begins anew,
+            as in a run of its own.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -49,15 +55,18 @@ class IMP(Sparsifier):
         *,
         sparsity: float,
         schedule: Rounds,
+        rewind: Literal["weights", "lr"] = "weights",
         distribution: Distribution = "global",
         **options: Unpack[Options],
     ) -> None:
         check_schedule(self, schedule, Rounds)
+        if rewind not in ("weights", "lr"):
+            raise ValueError(f"rewind must be 'weights' or 'lr' (learning-rate rewinding), got {rewind!r}.")
         super().__init__(
             model, optimizer, sparsity=sparsity, distribution=distribution, policy=StatePolicy(), **options
         )
         self._require_units()
-        self.schedule = schedule
+        self.schedule, self.rewind = schedule, rewind
         self._early: dict[str, Tensor] = {}
         self._early_state: list[dict[str, dict[str, Any]]] = []  # by optimizer and parameter
         self._start()
@@ -71,7 +80,7 @@ class IMP(Sparsifier):
         self._on_step()
 
     def _on_step(self) -> Event | None:
-        if self.steps == self.schedule.rewind_to:
+        if self.rewind == "weights" and self.steps == self.schedule.rewind_to:
             self._early = {name: tensor.clone() for name, tensor in self._tensors()}
             self._early_state = [
                 {
@@ -87,9 +96,11 @@ class IMP(Sparsifier):
             return None
         target = self.schedule.sparsity(self.schedule.round_at(self.steps), self.sparsity)
         pruned = self._select(target, nested=True)
-        for name, tensor in self._tensors():
-            tensor.copy_(self._early[name])
-        for optimizer, early in zip(self.optimizers, self._early_state, strict=True):
+        if self.rewind == "weights":
+            for name, tensor in self._tensors():
+                tensor.copy_(self._early[name])
+        early_states = self._early_state if self.rewind == "weights" else [{} for _ in self.optimizers]
+        for optimizer, early in zip(self.optimizers, early_states, strict=True):
             _rewind_state(optimizer, self._params_of(optimizer), early)
         self._set_pruned(pruned, "prune")
         return self._event("rewind")
@@ -118,6 +129,25 @@ class IMP(Sparsifier):
         for optimizer, saved in zip(self.optimizers, state["early_state"], strict=False):
             params = self._params_of(optimizer)
             self._early_state.append({name: _state_from_saved(params[name], entry) for name, entry in saved.items()})
+
+
+def rounds_to(sparsity: float, steps_per_round: int, *, share: float = 0.2) -> Rounds:
+    """The fewest rounds to ``sparsity`` of which none removes more than ``share`` of what is left.
+
+    Args:
+        sparsity: Share of zeros at the end.
+        steps_per_round: Optimizer steps of a round, from the beginning of the learning-rate schedule to its end.
+        share: Share of the weights left that a pruning may remove; 0.2 in LRR.
+
+    Example:
+        >>> rounds_to(0.9, 1000).rounds, round(1 - 0.1 ** (1 / 11), 3)
+        (11, 0.189)
+    """
+    check_sparsity(sparsity)
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"share must lie in (0, 1), got {share}. Give a fraction: 0.2, not 20.")
+    # a hair less, so that four rounds of 0.2 are enough for 1 - 0.8 ** 4
+    return Rounds(max(1, math.ceil(math.log(1 - sparsity) / math.log(1 - share) - 1e-9)), steps_per_round)
 
 
 def _state_as_saved(p: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,15 +16,16 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from horst.parameters.sharding import local_shard
-from horst.sparsity.controller import Event, Options, Sparsifier
+from horst.sparsity.controller import Event, Options
 from horst.sparsity.distributions import Distribution
+from horst.sparsity.gradient_scaling import ScalesGradients
 from horst.sparsity.layers import Layer
 from horst.sparsity.optimizer_hooks import after_update, before_update
 from horst.sparsity.schedules import DropGrow, check_schedule
 from horst.sparsity.state_policy import StatePolicy
 
 
-class Exchange(Sparsifier, abc.ABC):
+class Exchange(ScalesGradients, abc.ABC):
     """A random mask whose weights are exchanged now and then, each layer keeping its count. Base of RigL and SET.
 
     The exchange takes the place of that step's update, as in the published code: the optimizer is shown no gradients,
@@ -34,6 +35,8 @@ class Exchange(Sparsifier, abc.ABC):
 
     Args:
         schedule: Schedule of the exchanges: :class:`~horst.sparsity.schedules.DropGrow`.
+        scale_gradients: Whether the updates of each output neuron are scaled by its density, as in SparseOpt; see
+            :class:`~horst.sparsity.gradient_scaling.ScalesGradients`. Under Adam it does next to nothing.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
     """
@@ -47,6 +50,7 @@ class Exchange(Sparsifier, abc.ABC):
         schedule: DropGrow,
         distribution: Distribution = "erk",
         policy: StatePolicy = StatePolicy(on_restore="reset-regrown", moments="both"),  # noqa: B008 - frozen
+        scale_gradients: bool = False,
         **options: Unpack[Options],
     ) -> None:
         check_schedule(self, schedule, DropGrow)
@@ -62,6 +66,7 @@ class Exchange(Sparsifier, abc.ABC):
         self._hidden: dict[nn.Parameter, Tensor] = {}  # gradients not shown to the optimizer
         for opt in self.optimizers:
             self._handles += [before_update(opt, self._before_update), after_update(opt, self._after_update)]
+        self._scale_gradients(scale_gradients)
         self._start()
 
     @abc.abstractmethod

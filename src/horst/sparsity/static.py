@@ -10,13 +10,14 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from horst.parameters.sharding import local_shard
-from horst.sparsity.controller import Options, Sparsifier
+from horst.sparsity.controller import Options
 from horst.sparsity.distributions import Distribution
+from horst.sparsity.gradient_scaling import ScalesGradients
 from horst.sparsity.masks import NM, parse_pattern
 from horst.sparsity.state_policy import StatePolicy
 
 
-class Static(Sparsifier):
+class Static(ScalesGradients):
     """A mask that never changes: the model's present zeros, a given one, or the smallest weights now.
 
     Args:
@@ -24,6 +25,8 @@ class Static(Sparsifier):
             weights that are zero now stay zero.
         masks: Masks by layer name, True where a weight is kept; of whole weights or of this rank's parts.
         distribution: Division of the zeros among the layers, where ``sparsity`` is given.
+        scale_gradients: Whether the updates of each output neuron are scaled by its density, as in SparseOpt; see
+            :class:`~horst.sparsity.gradient_scaling.ScalesGradients`. Under Adam it does nothing.
 
     The other arguments are those of :class:`~horst.sparsity.controller.Sparsifier`.
 
@@ -43,6 +46,7 @@ class Static(Sparsifier):
         sparsity: float | None = None,
         masks: Mapping[str, Tensor] | None = None,
         distribution: Distribution = "uniform",
+        scale_gradients: bool = False,
         **options: Unpack[Options],
     ) -> None:
         pattern = parse_pattern(options.get("pattern"))
@@ -59,6 +63,7 @@ class Static(Sparsifier):
         )
         self._by_magnitude = by_magnitude
         self._given = masks
+        self._scale_gradients(scale_gradients)
         self._start()
 
     def _begin(self) -> None:

@@ -178,11 +178,8 @@ def find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path | None:
 
 
 def trained_weights(path: pathlib.Path) -> dict[str, Tensor]:
-    """The model's tensors in a checkpoint, by name, on the CPU; the factors of spred are multiplied."""
+    """The model's tensors in a checkpoint, by name, on the CPU."""
     weights: dict[str, Tensor] = load(path, fingerprint=read_json(path / _INDEX).get("fingerprint", {}))["model"]
-    first, second = (f".parametrizations.weight.original{i}" for i in (0, 1))
-    for name in [name.removesuffix(first) for name in weights if name.endswith(first)]:
-        weights[f"{name}.weight"] = weights.pop(name + first) * weights.pop(name + second)
     return weights
 
 

@@ -17,7 +17,7 @@ from horst import fields
 from horst.files import locked
 from horst.parameters.modes import evaluating
 from horst.parameters.sharding import local_shard, sum_over_ranks
-from horst.sparsity import IMP, Sparsifier
+from horst.sparsity import ADMM, IMP, Sparsifier
 from horst.sparsity.controller import Event
 from horst.training import checkpoint
 from horst.training.averages import ExponentialAverage
@@ -187,12 +187,10 @@ class Run:
             step, steps = self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round
         set_learning_rate(self.optimizer, self.schedule.factor(step, steps))
         inputs, targets = (x.to(self.device, non_blocking=True) for x in (inputs, targets))
-        pieces = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
-        for i, (x, y) in enumerate(pieces, 1):
-            with self.loss.gradients_reduced(i == parts):
-                loss = self.loss(x, y) / parts
-                loss.backward()
-            self.loss_sum += loss.detach()
+        self.loss_sum += self._backward(inputs, targets)
+        if isinstance(self.sparsifier, ADMM) and self.sparsifier.wants_ascent:  # SAFE
+            with self.sparsifier.ascended():
+                self._backward(inputs, targets)
         if self.config.clip_norm is not None:
             self.gradient_norm = nn.utils.clip_grad_norm_(self.params, self.config.clip_norm)
         self.optimizer.step()
@@ -206,6 +204,17 @@ class Run:
         self.speed.count(len(inputs) * self.task.units_per_row * world_size())
         if event is not None:
             self._record_event(event)
+
+    def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Add the gradients of the batch, part by part, and average them over the ranks; the loss."""
+        parts, total = self.config.accumulate, torch.zeros_like(self.loss_sum)
+        pieces = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+        for i, (x, y) in enumerate(pieces, 1):
+            with self.loss.gradients_reduced(i == parts):
+                loss = self.loss(x, y) / parts
+                loss.backward()
+            total += loss.detach()
+        return total
 
     def _record_event(self, event: Event) -> None:
         if world_size() > 1 and self.sparsifier is not None and not self.sparsifier.is_sharded:

@@ -1,6 +1,7 @@
 """Every contender: made alike, true to its formula, trains and resumes."""
 
 import dataclasses
+import importlib.util
 import json
 from typing import get_args
 
@@ -12,12 +13,16 @@ from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.data.tokenization import tokenize
 from horst.lab.experiments import language_model
 from horst.lab.experiments.language_model import LanguageConfig, train_language_model
+from horst.lab.experiments.recipes import RECIPES
+from horst.lab.experiments.vision_model import train_sparse_vision_model
 from horst.lab.models.gpt2 import GPT2, GPT2Config
 from horst.sparsity import find_layers
 from horst.training import LoopConfig, processes
 
 SHAPE = GPT2Config(layers=2, heads=2, width=16, context=16, vocabulary=257)
-NAMES = get_args(Name)
+NAMES = [name for name in get_args(Name) if name != "pat" or importlib.util.find_spec("torchao")]
+#: Learning rates of the matrices, where they are not Adam's.
+OWN_LR = {"madam": 0.01, "lmd": 0.02, "linbreg": 0.3, "scion": 2.0**-10}
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +47,12 @@ def settings(tokens, **changes):
     return dataclasses.replace(base, **changes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# PAT keeps its threshold in the groups, which checkpoints do not hold
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pat"])
 def test_a_contender_learns_and_resumes_bit_for_bit(name, tokens, tmp_path, monkeypatch):
-    config = settings(tokens, steps=20)
+    # MADAM's own learning rate is for thousands of steps
+    optimization = Optimization(lr=3e-3, betas=(0.9, 0.95), matrix_lr=0.1 if name == "madam" else None)
+    config = settings(tokens, steps=20, optimization=optimization)
     with processes("cpu") as world:
         model, whole = train_language_model(config, name, 0, tmp_path / "whole", world)
         losses = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
@@ -78,14 +86,16 @@ def test_contenders_train_different_models_from_the_same_start(tokens, tmp_path)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_is_in_one_group_and_decays_alike(name):
     model = GPT2(SHAPE)
-    optimizer = Optimization(weight_decay=0.1, spred_decay=0.7).make(model, name)
+    optimizer = Optimization(weight_decay=0.1, spred_decay=0.7).make(model, name, steps=10)
     chosen = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     assert set(chosen) == {id(p) for p in model.parameters()}
     for parameter, p in model.named_parameters():
-        matrix = p.dim() == 2 and ".h." in parameter
-        expected = (0.7 if name == "spred" else 0.1) if matrix else 0.0
-        assert chosen[id(p)]["weight_decay"] == expected, parameter
-        assert chosen[id(p)]["lr"] == 1e-3
+        block = p.dim() == 2 and ".h." in parameter
+        own = block if name == "linbreg" else p.dim() == 2
+        assert chosen[id(p)]["lr"] == (OWN_LR.get(name, 1e-3) if own else 1e-3), parameter
+        # what has its own regulariser does not decay
+        decays = {"spred": 0.7, "dwf": 0.7, **dict.fromkeys(("pilot", "madam", "linbreg", "adabreg", "scion"), 0.0)}
+        assert chosen[id(p)].get("weight_decay", 0.0) == (decays.get(name, 0.1) if block else 0.0), parameter
 
 
 def test_the_penalty_goes_where_the_mirror_step_would():
@@ -160,3 +170,50 @@ def test_the_hyperbolic_map_is_the_dual_step_of_its_entropy_along_adams_directio
         mirrored = torch.sinh(torch.asinh(4.0 * theta) - 4.0 * u) / 4.0
         expected = (mirrored if p.dim() == 2 else theta - u) - decay
         assert_close(p.detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_scion_has_two_kinds_of_balls_and_leaves_vectors_to_adamw():
+    model = GPT2(SHAPE)
+    optimizer = Optimization(scion_radius=10.0).make(model, "scion")
+    chosen = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    for parameter, p in model.named_parameters():
+        group = chosen[id(p)]
+        if p.dim() == 2:
+            block = ".h." in parameter
+            assert (group["radius"], group["sign"]) == ((10.0, False) if block else (600.0, True)), parameter
+        else:
+            assert "betas" in group
+
+
+def test_cast_ends_at_its_target_sparsity_and_needs_the_number_of_steps(tokens, tmp_path):
+    config = settings(tokens, optimization=Optimization(lr=3e-3, target_sparsity=0.6))
+    with processes("cpu") as world:
+        model, _ = train_language_model(config, "cast", 0, tmp_path, world)
+    for layer in find_layers(model, "blocks"):
+        assert int((layer.param == 0).sum()) == pytest.approx(0.6 * layer.param.numel(), abs=1)
+    with pytest.raises(ValueError, match=r"give make\(\.\.\., steps="):
+        Optimization().make(model, "cast")
+    assert Optimization().masks(model, Optimization().make(model, "adamw"), "adamw") is None
+
+
+def test_dwf_and_linbreg_begin_with_weights_of_their_own():
+    for name in ("dwf", "linbreg", "adabreg"):
+        torch.manual_seed(0)
+        model = GPT2(SHAPE)
+        before = {layer.name: layer.param.detach().clone() for layer in find_layers(model, "blocks")}
+        Optimization(bregman_density=0.25).make(model, name)
+        for layer in find_layers(model, "blocks"):
+            assert (layer.param != before[layer.name]).any()
+            zeros = float((layer.param == 0).float().mean())
+            assert zeros == (0.0 if name == "dwf" else pytest.approx(0.75, abs=0.06))
+
+
+@pytest.mark.parametrize("name", ["sign-in", "adabreg", "cast"])
+def test_contenders_train_vision_models_with_masks(name, tmp_path):
+    config = RECIPES["table1"].scales["cpu"]().run
+    optimization = dataclasses.replace(config.optimization, mirror="blocks")
+    config = dataclasses.replace(config, epochs=4, batch_size=256, optimization=optimization)
+    with processes("cpu") as world:
+        model, _, found = train_sparse_vision_model(config, name, 0.8, 0, tmp_path, world)
+    assert found["zeros"] == pytest.approx(0.8 * found["masked_weights"], rel=0.01)
+    assert sum(int((layer.param == 0).sum()) for layer in find_layers(model, "blocks")) >= found["zeros"]

@@ -8,13 +8,14 @@ import pathlib
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import pytest
 import torch
 
 from horst.lab.baselines.contenders import Optimization
 from horst.lab.data.tokenization import tokenize
-from horst.lab.experiments import frontier, table6_gpt2_one_shot
+from horst.lab.experiments import frontier, mask_methods, table6_gpt2_one_shot
 from horst.lab.experiments.frontier import about_optimizer, grid
 from horst.lab.experiments.frontier_processes import side_by_side
 from horst.lab.experiments.outcomes import load_or_run
@@ -237,6 +238,9 @@ def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens,
     assert pruned["spred", 0.3, "matrices"] == ["magnitude"]
 
 
+RIVALS = [method for method in get_args(mask_methods.Method) if method not in ("acdc", "gmp", "rigl")]
+
+
 def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
     config = RECIPES["frontier_vision"].scales["cpu"]()
     model = DeiTConfig(image_size=8, patch_size=4, channels=1, classes=10, width=16, depth=1, heads=2)
@@ -248,6 +252,7 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
             "horst lr=1e-3 alpha_lr=0.02",
             "horst alpha=auto sparsity=0.9,0",
             "horst alpha=5,auto methods=gmp,rigl",
+            "adamw methods=" + ",".join(RIVALS),
         ),
         seeds=(0,),
         directory=tmp_path / "runs",
@@ -259,6 +264,7 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
         (16, "horst", 20.0, "acdc"),
         *((16, "horst", "auto", method) for method in ("acdc", "dense")),
         *((16, "horst", alpha, method) for alpha in (5.0, "auto") for method in ("gmp", "rigl")),
+        *((16, "adamw", 0.0, method) for method in RIVALS),
     ]
     for row in result.rows:
         assert 0.0 <= row["top1"] <= 1.0

@@ -1,4 +1,4 @@
-"""Results of the frontier studies with made-up numbers: the runs are those of the recipes, nothing is trained."""
+"""Results of the frontier studies and the comparisons with made-up numbers: nothing is trained."""
 
 import dataclasses
 import math
@@ -72,3 +72,78 @@ def made_up(name):
 def studies():
     """By name, the three studies."""
     return {name: made_up(name) for name in ("frontier_language", "frontier_vision", "frontier_compositions")}
+
+
+COMPARED = (0.5, 0.7)
+# perplexity at every level by seed; 0 is the tuning seed
+BY_SEED = {
+    "adamw": {0: 12.0, 1: 12.0, 2: 12.4},
+    "horst": {0: 10.0, 1: 10.0, 2: 11.0},
+    "muon": {0: 10.1, 1: 10.2, 2: 10.9},  # worse than horst in one seed, better in the other
+    "spred": {0: 14.0},  # no fresh seed yet
+    "ham": {0: None},
+}
+
+
+def made_up_comparison(name, rows, tries, costs, **changes):
+    config = dataclasses.replace(RECIPES[name].scales["cpu"](), seeds=(1, 2), **changes)
+    return Result(
+        experiment=name,
+        config=to_json(dataclasses.asdict(config)),
+        rows=rows,
+        curves={
+            "tries": tries,
+            "costs": costs,
+            "runs": {"done": 14, "planned": 20},
+            "less_is_better": name == "compare_language",
+        },
+        notes=[],
+        environment=environment(),
+        seconds=1.0,
+    )
+
+
+def attempt(name, criterion, *, chosen=False, **more):
+    settings = {"lr": 0.002 if chosen else 0.004, "weight_decay": 0.1}
+    return {"contender": name, "settings": settings, "chosen": chosen, "criterion": criterion, "done": True, **more}
+
+
+@pytest.fixture(scope="session")
+def compared_language():
+    """A comparison with a contender that broke down, and one without fresh seeds."""
+    rows, tries = [], []
+    for name, seeds in BY_SEED.items():
+        for seed, value in seeds.items():
+            stage = {"contender": name, "stage": "seed" if seed else "try", "seed": seed}
+            for method, level in (("dense", 0.0), *((m, s) for m in ("magnitude", "sparsegpt") for s in COMPARED)):
+                row = {**stage, "method": method, "sparsity": level, "perplexity": value}
+                if value is None:
+                    rows.append({**row, "broke_down": "the loss is nan at step 7"})
+                    continue
+                row["perplexity"] += 10 * level * (method == "magnitude")
+                share = max(level, 0.6 if name == "spred" else 0.0)
+                shares = {"sparsity_of_pruned_layers": share, "sparsity_of_all_weights": 0.9 * share}
+                rows.append({**row, **shares})
+        broke = {"broke_down": "the loss is nan at step 7"} if name == "ham" else {}
+        tries += [attempt(name, seeds[0], chosen=name != "ham", **broke), attempt(name, 20.0, **broke)]
+    tries[-3]["done"] = False  # one of spred's
+    costs = {name: {"bytes_per_weight": 8.0, "milliseconds_per_step": 30.0} for name in BY_SEED}
+    costs["muon"] = {"bytes_per_weight": 4.39, "milliseconds_per_step": 45.0}
+    costs["ham"]["milliseconds_per_step"] = None
+    return made_up_comparison("compare_language", rows, tries, costs, sparsities=COMPARED)
+
+
+@pytest.fixture(scope="session")
+def compared_vision():
+    rows = []
+    for name, values in {"adamw+one-shot": (0.8, 0.82), "horst+acdc": (0.9, 0.93), "adamw+rigl": (0.1, 0.09)}.items():
+        for seed, value in enumerate(values, 1):
+            row = {"contender": name, "stage": "seed", "seed": seed, "method": name.partition("+")[2]}
+            share = {"sparsity_of_pruned_layers": 0.9, "sparsity_of_all_weights": 0.84}
+            if name == "adamw+one-shot":
+                rows.append({**row, "method": "dense", "sparsity": 0.0, "top1": 0.97, **dict.fromkeys(share, 0.0)})
+            rows.append({**row, "sparsity": 0.9, "top1": value, **share})
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    tries = [attempt(name, 0.9, chosen=True) for name in names]
+    costs = {name: {"bytes_per_weight": 8.0, "milliseconds_per_step": 10.0} for name in names}
+    return made_up_comparison("compare_vision", rows, tries, costs)

@@ -183,7 +183,7 @@ def built(folder, *results, **options):
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory, studies):
+def everything(tmp_path_factory, studies, compared_language, compared_vision):
     """One page with all committed results and a toy of every kind that has none."""
     folder = tmp_path_factory.mktemp("everything")
     toys = [
@@ -192,6 +192,8 @@ def everything(tmp_path_factory, studies):
         acdc("table4_long_run", (0.7,)),
         made_sparse(),
         *studies.values(),
+        compared_language,
+        compared_vision,
     ]
     files = [toy.save(folder / f"{toy.experiment}.json") for toy in (*toys, result(rows=[{"a": 1}]), quickstart(2))]
     return html.build([*COMMITTED, *files], folder / "report.html")

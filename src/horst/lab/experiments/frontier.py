@@ -31,7 +31,7 @@ from horst.sparsity import find_layers
 from horst.training import NonFiniteLoss, World, processes
 
 Device = Literal["auto", "cpu"]
-_WHOLE_NUMBERS = ("width", "steps", "epochs", "seeds")
+_WHOLE_NUMBERS = ("width", "steps", "epochs", "seeds", "dwf_depth", "sign_in_every")
 _WORDS = ("mirror", "no_mirror", "decay", "methods")
 _OWN = ("alpha_lr", "sparsity", *_WHOLE_NUMBERS, "methods")
 _OPTIMIZATION = tuple(field.name for field in dataclasses.fields(Optimization) if field.name != "betas")
@@ -77,7 +77,8 @@ class VisionStudy:
         run: Settings that all points share unless they name another.
         points: Contenders with their settings, such as ``"adamw lr=1e-3,3e-3 sparsity=0.9,0"``; several values are a
             grid. Settings are those of the optimization, ``alpha_lr`` (alpha times the learning rate), ``width``,
-            ``epochs``, ``seeds``, ``sparsity`` (0 trains dense), and ``methods``: acdc, gmp or rigl.
+            ``epochs``, ``seeds``, ``sparsity`` (0 trains dense), and ``methods``:
+            one of :data:`~horst.lab.experiments.mask_methods.Method`.
         sparsity: Sparsity of the masked layers at the end of training, of points that name none.
         seeds: Seeds of weights, data order and augmentation.
         directory: Folder of the runs' files; an interrupted study resumes from there.

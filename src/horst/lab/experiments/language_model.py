@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 from horst.fields import option
 from horst.lab.baselines.contenders import Name, Optimization
-from horst.lab.baselines.spred import merge_factors
 from horst.lab.data.token_batches import TokenBatches, evaluation_batches
 from horst.lab.experiments import identity
 from horst.lab.models.gpt2 import GPT2, GPT2Config
@@ -110,15 +110,17 @@ def train_language_model(
         units_per_row=config.model.context,
         identity={**about, "run": identity.deciding(about["run"])},
     )
-    result = train(
-        task,
-        config.optimization.make(model, optimizer),
-        config.loop,
-        steps=config.steps,
-        schedule=OneCycle(warmup_steps=config.warmup_steps),
-        directory=directory,
-    )
-    merge_factors(model)
+    contender = config.optimization.make(model, optimizer, steps=config.steps)
+    with config.optimization.masks(model, contender, optimizer) or contextlib.nullcontext() as sparsifier:
+        result = train(
+            task,
+            contender,
+            config.loop,
+            steps=config.steps,
+            schedule=OneCycle(warmup_steps=config.warmup_steps),
+            sparsifier=sparsifier,
+            directory=directory,
+        )
     cut: bool = is_sharded(model)
     if cut:  # pruning and counting need whole tensors
         weights = {name: whole_tensor(tensor) for name, tensor in model.state_dict().items()}

@@ -15,6 +15,8 @@ from typing import Any
 
 from horst.lab.baselines.contenders import Optimization
 from horst.lab.experiments import (
+    compare,
+    compare_contenders,
     figure1_weight_spread,
     figure2_dichotomy,
     frontier,
@@ -126,6 +128,9 @@ _TABLE3: dict[str, Any] = {"optimizers": ("adamw", "ham", "horst"), "sparsities"
 # Twice as long at 70 %, one seed.
 _TABLE4: dict[str, Any] = {"sparsities": (0.7,), "seeds": (0,), "directory": pathlib.Path("runs/table4")}
 
+# Settings that were found elsewhere: nothing is tuned, one seed.
+_GIVEN: dict[str, Any] = {"tries": 1, "seeds": (0,)}
+
 
 def _paper(about: str, run: Callable[[Any], Result], config: Callable[[], Any]) -> Recipe:
     return Recipe(about=about, run=run, scales={"paper": config})
@@ -229,6 +234,34 @@ RECIPES: dict[str, Recipe] = {
             )
         },
         sparsities_in_one_run=True,
+    ),
+    "compare_language": Recipe(
+        about="Beyond the paper: every contender with equal tries, language models pruned in one shot",
+        run=partial(compare.run, name="compare_language"),
+        scales={
+            "cpu": partial(
+                compare.LanguageComparison,
+                run=changed(_FRONTIER_BYTES, steps=800, warmup_steps=80),
+                device="cpu",
+            ),
+            "gpu": partial(
+                compare.LanguageComparison,
+                run=changed(_WIKIPEDIA, optimization=Optimization(decay="all", mirror="all")),
+                contenders=compare_contenders.LANGUAGE_GPU,
+                **_GIVEN,
+            ),
+        },
+        sparsities_in_one_run=True,
+    ),
+    "compare_vision": Recipe(
+        about="Beyond the paper: every contender with equal tries, vision transformers with 90 % zeros",
+        run=partial(compare.run, name="compare_vision"),
+        scales={
+            "cpu": partial(compare.VisionComparison, run=_DIGITS, device="cpu"),
+            "gpu": partial(
+                compare.VisionComparison, run=_lr1e_3(_CIFAR), contenders=compare_contenders.VISION_GPU, **_GIVEN
+            ),
+        },
     ),
     "figure1_left": _module(figure1_weight_spread),
     "figure1_right": _paper(

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import Optimizer
 
 from horst.fields import option
 from horst.lab.baselines.contenders import Name, Optimization
@@ -21,14 +20,14 @@ from horst.lab.data.image_data import ImageData, read_cifar10, read_digits, read
 from horst.lab.data.imagenet import ImageNet
 from horst.lab.data.mixing import Mixing
 from horst.lab.experiments import identity
+from horst.lab.experiments.mask_methods import Method, SparseRun, make_sparsifier
 from horst.lab.models.deit import DeiTConfig, build_deit
-from horst.sparsity import ACDC, GMP, Cubic, Recorder, RigL, Sparsifier, acdc_epochs, acdc_steps, rigl_steps
+from horst.sparsity import IMP, Recorder
 from horst.sparsity.layers import Preset
 from horst.training import LoopConfig, Task, TrainResult, Triangular, WarmupCosine, accuracy, parallelize, train
 from horst.training.distributed import World
 
 Dataset = Literal["imagenet", "cifar10", "digits", "npz"]
-Method = Literal["acdc", "gmp", "rigl"]
 Source = ImageArrays | ImageNet
 CENTRE = 0.875  # of an ImageNet image's short side is evaluated on: 224 of 256 pixels
 WARMUP = 0.1  # share of the steps, for schedule="cosine"
@@ -183,7 +182,7 @@ def train_sparse_vision_model(
     world: World,
     method: Method = "acdc",
 ) -> tuple[nn.Module, TrainResult, dict[str, Any]]:
-    """Train from the seed's weights with masks; sparsity 0 is a dense run.
+    """Train from the seed's weights with masks; sparsity 0 is a dense run. A contender may bring masks of its own.
 
     Returns:
         The model, the loop's result, and what the masks hold at the end; under ``"phases"`` what happened on the way:
@@ -193,7 +192,8 @@ def train_sparse_vision_model(
     source = open_source(config, seed, world)
     torch.manual_seed(seed)
     model = parallelize(build_deit(config.model), config.parallel, world.device)
-    contender = config.optimization.make(model, optimizer)
+    steps = config.epochs * source.steps_per_epoch
+    contender = config.optimization.make(model, optimizer, steps=steps)
     task = Task(
         model=model,
         loss=lambda model, images, targets: F.cross_entropy(model(images).float(), targets),
@@ -202,7 +202,6 @@ def train_sparse_vision_model(
         identity={**about, "run": identity.deciding(about["run"])},
     )
     loop, per_epoch = config.loop, source.steps_per_epoch
-    steps = config.epochs * per_epoch
     start = functools.partial(
         train,
         task,
@@ -213,15 +212,19 @@ def train_sparse_vision_model(
             checkpoint_every=loop.checkpoint_every and loop.checkpoint_every * per_epoch,
         ),
         steps=steps,
-        schedule=Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps)),
         directory=directory,
     )
-    if not sparsity:
-        result = start()
+    own = config.optimization.masks(model, contender, optimizer, sparsity=sparsity or None, layers=config.layers)
+    if own is None and not sparsity:
+        result = start(schedule=_schedule(config, steps))
         return model, result, {"phases": _history([], source, directory, world)}
-    with _sparsifier(config, model, contender, sparsity, source.steps_per_epoch, method) as sparsifier:
+    masked_run = SparseRun(
+        sparsity=sparsity, epochs=config.epochs, steps_per_epoch=per_epoch, layers=config.layers, restore=config.restore
+    )
+    with own or make_sparsifier(method, model, contender, masked_run) as sparsifier:
         recorder = Recorder(sparsifier, quantiles=())  # counts at the events alone; nothing in between
-        result = start(sparsifier=sparsifier)
+        length = sparsifier.schedule.steps_per_round if isinstance(sparsifier, IMP) else steps
+        result = start(schedule=_schedule(config, length), sparsifier=sparsifier)
         masked = sum(layer.param.numel() for layer in sparsifier.layers)
         found = {
             "masked_weights": masked,
@@ -232,23 +235,9 @@ def train_sparse_vision_model(
     return model, result, found
 
 
-def _sparsifier(
-    config: VisionConfig, model: nn.Module, optimizer: Optimizer, sparsity: float, steps_per_epoch: int, method: Method
-) -> Sparsifier:
-    """AC/DC; GMP from a tenth to three quarters of the steps; or RigL until three quarters: in fifty updates each."""
-    steps = config.epochs * steps_per_epoch
-    common: dict[str, Any] = {"sparsity": sparsity, "layers": config.layers}
-    every = max(1, steps // 75)
-    if method == "gmp":
-        schedule = Cubic(steps // 10, 3 * steps // 4, every=every)
-        return GMP(model, optimizer, schedule=schedule, distribution="global", **common)
-    if method == "rigl":
-        return RigL(model, optimizer, schedule=rigl_steps(steps, every=every), **common)
-    if config.epochs % 100 == 0:  # the reference's epochs, as the paper's runs have them
-        phases = acdc_epochs(config.epochs, steps_per_epoch=steps_per_epoch)
-    else:
-        phases = dataclasses.replace(acdc_steps(steps), steps_per_epoch=steps_per_epoch)
-    return ACDC(model, optimizer, schedule=phases, restore=config.restore, **common)
+def _schedule(config: VisionConfig, steps: int) -> Triangular | WarmupCosine:
+    """The learning rate over a run, or over a round of it."""
+    return Triangular() if config.schedule == "triangular" else WarmupCosine(warmup_steps=int(WARMUP * steps))
 
 
 def _history(

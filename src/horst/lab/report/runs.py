@@ -25,6 +25,16 @@ LABELS = {
     "adamw-l1": "AdamW",
     "horst-l1": "HORST",
     "spred": "spred",
+    "dwf": "deep weight factorisation",
+    "pilot": "PILoT",
+    "sign-in": "Sign-In",
+    "madam": "MADAM",
+    "lmd": "LMD",
+    "linbreg": "LinBreg",
+    "adabreg": "AdaBreg",
+    "scion": "Scion",
+    "cast": "CAST",
+    "pat": "PAT",
 }
 # What a row has beside the settings that tell its run apart: measurements, the seed, and why a study asked for it.
 MEASURED = frozenset(

@@ -12,7 +12,7 @@ from typing import Any
 
 from horst.lab.experiments.identity import STRENGTHS, deciding
 from horst.lab.experiments.result import Result
-from horst.lab.report import figures, frontier, geometry, quickstart, sparsify
+from horst.lab.report import compare, figures, frontier, geometry, quickstart, sparsify
 from horst.lab.report.document import Content, Figure, Section, blamed
 from horst.lab.report.runs import identity, settings_of
 from horst.lab.report.tables import Table
@@ -158,6 +158,8 @@ KINDS: Mapping[str, Kind] = {
     "frontier_language": Kind("Beyond the paper: alpha and the learning rate, language", _BEYOND, frontier.language),
     "frontier_vision": Kind("Beyond the paper: alpha and the learning rate, vision", _BEYOND, frontier.vision),
     "frontier_compositions": Kind("Beyond the paper: other compositions", _BEYOND, frontier.compositions),
+    "compare_language": Kind("Every contender with equal tries, language", _BEYOND, compare.section),
+    "compare_vision": Kind("Every contender with equal tries, vision", _BEYOND, compare.section),
     "figure1_weight_spread": Kind("Figure 1: how weights are spread", "Weights", weight_spread),
     "figure1_diagonal_network": _toy(
         "Figure 1: the diagonal network",

@@ -22,6 +22,16 @@ COLOURS = {
     "adamw-l1": "#6A51A3",
     "horst-l1": "#A50F15",
     "spred": "#737373",
+    "dwf": "#252525",
+    "pilot": "#BF812D",
+    "sign-in": "#35978F",
+    "madam": "#F781BF",
+    "lmd": "#984EA3",
+    "linbreg": "#4DAF4A",
+    "adabreg": "#A6D854",
+    "scion": "#377EB8",
+    "cast": "#FB8072",
+    "pat": "#B3B3B3",
     "adamw-clipped-lr": "#1B9E9E",  # in old results alone
 }
 STYLES = ("-", "--", ":", "-.")

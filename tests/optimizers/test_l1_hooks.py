@@ -1,15 +1,11 @@
-"""An L1 penalty in the gradient, as a soft threshold, and as decay of two factors (spred)."""
-
-import copy
+"""An L1 penalty in the gradient, and as a soft threshold."""
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.testing import assert_close
 
 from horst.lab.baselines.penalize_l1 import penalize_l1
-from horst.lab.baselines.spred import factorize, merge_factors
 from horst.optimizers.l1 import soft_threshold
 
 
@@ -97,69 +93,3 @@ def test_a_closure_is_refused_where_it_would_miss_the_penalty():
     with pytest.raises(RuntimeError, match="step without one"):
         optimizer.step(lambda: 0.0)
     optimizer.step(None)
-
-
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(5, 3, dtype=torch.float64)
-
-
-def test_factors_begin_as_the_weight_and_take_adamws_step_each():
-    model, plain = linear(), linear()
-    factorize(model, [model.weight])
-    assert_close(model.weight, plain.weight, rtol=1e-14, atol=1e-16)
-    factors = dict(model.named_parameters())
-    U, V = (factors[f"parametrizations.weight.original{i}"] for i in (0, 1))
-    scales = U.square().mean().sqrt().item(), V.square().mean().sqrt().item()
-    assert scales[0] == pytest.approx(scales[1]), "the factors are alike in scale"
-    optimizer = torch.optim.AdamW([U, V], lr=0.01, weight_decay=0.5)
-    x = torch.ones(2, 5, dtype=torch.float64)
-    model(x).square().sum().backward()
-    plain(x).square().sum().backward()
-    g, u, v = plain.weight.grad, U.detach().clone(), V.detach().clone()
-    optimizer.step()
-    expected_u = u * (1 - 0.005) - 0.01 * adam_direction([g * v])
-    expected_v = v * (1 - 0.005) - 0.01 * adam_direction([g * u])
-    assert_close(model.weight.detach(), expected_u * expected_v, rtol=1e-9, atol=1e-12)
-
-
-def test_signs_can_change():
-    model = linear()
-    start = model.weight.detach().clone()
-    factorize(model, [model.weight])
-    optimizer = torch.optim.AdamW([p for n, p in model.named_parameters() if "original" in n], lr=0.01)
-    for _ in range(200):
-        optimizer.zero_grad()
-        (model.weight + start).square().sum().backward()  # the optimum is the weight with its sign turned
-        optimizer.step()
-    assert (model.weight.sign() == -start.sign()).all()
-
-
-def test_decay_of_the_factors_is_a_penalty_on_the_weights():
-    """The stationary point of (w - a)^2 / 2 + l1 |w|, where w = u v and u, v have the L2 penalty l1 / 2 each."""
-    a, l1 = float64([0.5, -0.4, 0.05, -0.02]), 0.1
-    model = nn.Linear(4, 1, bias=False, dtype=torch.float64)
-    factorize(model, [model.weight])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=l1)
-    for _ in range(4000):
-        optimizer.zero_grad()
-        (model.weight - a).square().sum().div(2).backward()
-        optimizer.step()
-    expected = a.sign() * (a.abs() - l1).clamp(min=0)
-    assert_close(model.weight.detach(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_merging_gives_plain_weights_back():
-    model = nn.Sequential(linear(), nn.LayerNorm(3, dtype=torch.float64))
-    untouched = copy.deepcopy(model)
-    merge_factors(model)
-    assert_close(model.state_dict(), untouched.state_dict(), rtol=0, atol=0)
-    factorize(model, [model[0].weight])
-    product = model[0].weight.detach().clone()
-    merge_factors(model)
-    assert type(model[0]) is nn.Linear
-    assert not parametrize.is_parametrized(model)
-    assert isinstance(model[0].weight, nn.Parameter)
-    assert_close(model[0].weight.detach(), product, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="1 of the tensors are not called weight"):
-        factorize(model, [model[0].bias])
