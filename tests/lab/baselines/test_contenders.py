@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import horst
 from horst.lab.baselines.contenders import Name, Optimization
 from horst.lab.data.tokenization import tokenize
 from horst.lab.experiments import language_model
@@ -217,3 +218,15 @@ def test_contenders_train_vision_models_with_masks(name, tmp_path):
         model, _, found = train_sparse_vision_model(config, name, 0.8, 0, tmp_path, world)
     assert found["zeros"] == pytest.approx(0.8 * found["masked_weights"], rel=0.01)
     assert sum(int((layer.param == 0).sum()) for layer in find_layers(model, "blocks")) >= found["zeros"]
+
+
+def test_a_contender_recovers_a_pruned_model():
+    torch.manual_seed(0)
+    model = GPT2(SHAPE)
+    windows = torch.randint(257, (32, 16))
+    loop = LoopConfig(precision="float32", compile="off")
+    report = horst.sparsify(
+        model, windows, sparsity=0.5, optimizer=lambda model: Optimization(lr=1e-3).make(model, "sign-in"), steps=4,
+        batch_size=8, samples=8, distill="none", loop=loop,
+    )  # fmt: skip
+    assert report.sparsity == pytest.approx(0.5, abs=0.01)

@@ -116,7 +116,7 @@ CONTENDERS: dict[Name, Contender] = {
         formula="(1 - matrix_lr) theta - matrix_lr scion_radius sqrt(out / in) U V^T of the momentum",
         source="Pethick et al. 2025, arXiv 2502.07529",
         language={"matrix_lr": (2.0**-12, 2.0**-11, 2.0**-10), "scion_radius": (25.0, 50.0)},
-        vision={"matrix_lr": (2.0**-11, 2.0**-10, 2.0**-9), "scion_radius": (25.0, 50.0)},
+        vision={"matrix_lr": (2.0**-12, 2.0**-11, 2.0**-10), "scion_radius": (25.0, 50.0)},
     ),
     "adamw-penalty": Contender(
         about="AdamW with an L1 penalty in the gradient",
@@ -165,21 +165,21 @@ CONTENDERS: dict[Name, Contender] = {
         formula="clip(theta exp(-matrix_lr sign(theta) clip(g / sqrt(v), 10)), madam_bound rms(theta_0))",
         source="Bernstein et al. 2020",
         language={"matrix_lr": (0.03, 0.1, 0.3), "madam_bound": (10.0, 30.0)},
-        vision={"matrix_lr": (0.01, 0.03, 0.1), "madam_bound": (3.0, 10.0)},
+        vision={"matrix_lr": (0.03, 0.1, 0.3), "madam_bound": (10.0, 30.0)},
     ),
     "lmd": Contender(
         about="LMD without its noise: exponentiated gradient on two positive parts, sign of the momentum",
         formula="theta = a - b; a exp(-matrix_lr (sign(m_a) + weight_decay)), b alike with -g",
         source="arXiv 2506.17768; its public core, written from the abstract",
         language={"matrix_lr": (0.01, 0.03, 0.1), "lmd_gamma": (0.01, 0.03)},
-        vision={"matrix_lr": (0.03, 0.1, 0.3), "lmd_gamma": (0.01, 0.1)},
+        vision={"matrix_lr": (0.01, 0.03, 0.1), "lmd_gamma": (0.01, 0.03)},
     ),
     "linbreg": Contender(
         about="LinBreg: gradient steps on a dual variable, soft-thresholded; starts sparse, grows to a target",
         formula="v - matrix_lr g; theta = soft(v, lambda); lambda exp(rate (target - zeros))",
         source="Bungert et al. 2022",
         language={"matrix_lr": (0.3, 1.0, 3.0), "bregman_density": (0.1, 0.3)},
-        vision={"matrix_lr": (0.1, 0.3, 1.0), "bregman_density": (0.1, 0.3)},
+        vision={"matrix_lr": (0.3, 1.0, 3.0), "bregman_density": (0.1, 0.3)},
     ),
     "adabreg": Contender(
         about="AdaBreg: LinBreg along Adam's direction",
