@@ -4,9 +4,10 @@
 
 MODEL is a causal language model on disk: of Hugging Face, or of a finished run of ours. The token files are those of
 ``horst data tokenize``. Rows are the dense model and SparseGPT at each of ``--sparsities``, with the matrices in
-float32, bfloat16, int8 and int4; beside them the dense model in 8, 4, 3 and 2 bits by the same quantizer, rounded to the
-nearest and by error propagation (SparseGPT at sparsity 0). Every row is written to a file, loaded from it, and judged
-as loaded. Embeddings and head are float32 and bfloat16 beside such matrices, and ``--head-values`` beside integers.
+float32, bfloat16, int8 and int4; beside them the dense model in 8, 4, 3 and 2 bits by the same quantizer, rounded to
+the nearest and by error propagation (SparseGPT at sparsity 0). Every row is written to a file, loaded from it, and
+judged as loaded. Embeddings and head are float32 and bfloat16 beside such matrices, and ``--head-values`` beside
+integers.
 
 One calibration of the dense model serves all rows; with ``--sequential`` each row is calibrated on what its own pruned
 blocks return, as ``horst prune`` does, which takes longer. The result is written again after every row.

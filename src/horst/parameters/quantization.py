@@ -154,13 +154,14 @@ def choose_scales(w: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
         dtype: Dtype that a code times its scale must be exact in.
     """
     largest = w.abs().amax(-1)
-    best = _representable(largest / grid.largest, grid, dtype)
+    codes = torch.full_like(largest, grid.largest)  # a tensor: some devices divide by a number inexactly
+    best = _representable(largest / codes, grid, dtype)
     if grid.bits == 8:
         return best
     error = torch.full_like(best, math.inf)
     unit = torch.where(largest > 0, largest, 1.0)[:, None]  # squares of relative errors do not overflow
     for ratio in _CLIP_RATIOS:
-        s = _representable(ratio * largest / grid.largest, grid, dtype)
+        s = _representable(ratio * largest / codes, grid, dtype)
         found = ((_codes(w, s[:, None], grid) * s[:, None] - w) / unit).square_().sum(-1)
         best, error = torch.where(found < error, s, best), torch.minimum(found, error)
     return best
@@ -231,7 +232,8 @@ def _precision(grid: Grid, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    return torch.ldexp(torch.ones(exponent.shape, device=exponent.device), exponent)
+    """Two to the ``exponent`` (-126 to 127), float32: made of its bits, since pow is not exact on every device."""
+    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
 def _codes(w: Tensor, s: Tensor, grid: Grid) -> Tensor:
