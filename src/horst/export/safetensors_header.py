@@ -280,7 +280,7 @@ def _stored(name: str, value: object, optional: set[str]) -> Stored:
     shape, nnz = parse_shape(value["shape"], dtype.itemsize, what), value["nnz"]
     if nnz is not None and not (type(nnz) is int and 0 <= nnz <= math.prod(shape)):
         raise InvalidFileError(f"{what} of shape {shape} cannot have nnz={str(nnz)[:80]}.")
-    gaps = value.get("gaps")
+    gaps: Any = value.get("gaps")
     if "gaps" in value:
         if nnz is None or not _are_naturals(gaps, 2) or not 1 <= gaps[0] <= MAX_REMAINDER_BITS:
             raise InvalidFileError(f"{what} with nnz={nnz} cannot have gaps={str(gaps)[:80]}.")
@@ -296,7 +296,8 @@ def _stored(name: str, value: object, optional: set[str]) -> Stored:
         if not values.is_floating_point or values.itemsize >= dtype.itemsize:
             raise InvalidFileError(f"{what} is {dtype}; its values cannot be {values}.")
         return Stored(dtype, shape, nnz, values, gaps=gaps)
-    bits, group_size, view = (value.get(key) for key in ("bits", "group_size", "view"))
+    bits, group_size = value.get("bits"), value.get("group_size")
+    view: Any = value.get("view")
     if (
         type(bits) is not int
         or bits not in BITS.values()

@@ -186,7 +186,7 @@ def compensate(
     group = pattern.m if isinstance(pattern, NM) else 1
     unit = group if grid is None else math.lcm(group, grid.group_size)
     block = max(block // unit, 1) * unit  # no group lies across two blocks
-    zeros = None if grid is None else Wt == 0
+    zeros = torch.zeros_like(Wt, dtype=torch.bool) if grid is None else Wt == 0  # what stays 0
     live = (~dead).cumsum(0).tolist()  # live columns up to and with each
     budget = max(count - (columns - live[-1]) * rows, 0)
     total = W.new_zeros(())
@@ -195,32 +195,30 @@ def compensate(
         end = min(start + block, columns)
         w, u = Wt[start:end], U[start:end, start:end]
         d = u.diagonal()[:, None]
-        stay = None if zeros is None else zeros[start:end]
+        stay = zeros[start:end]
         if isinstance(pattern, NM):
             pruned = torch.empty(w.shape, dtype=torch.bool, device=w.device)
         else:
             goal = budget * live[end - 1] // max(live[-1], 1)
             has_dead = live[end - 1] - (live[start - 1] if start else 0) < end - start
             among = [(~dead[start:end, None]).expand(w.shape)] if has_dead else None
-            pruned = smallest([w / d], goal - done, among=among)[0]
+            pruned = smallest([w / d], goal - done, among=among)[0] | stay
             done = goal
-            if stay is not None:
-                pruned |= stay
         weight = torch.empty_like(w) if isinstance(pattern, NM) else pruned / d
         errors = torch.empty_like(w)
         for i in range(end - start):
             if isinstance(pattern, NM) and i % group == 0:
                 own = slice(i, i + group)
-                pruned[own] = _pruned_by(pattern, w[own], d[own], stay if stay is None else stay[own])
+                pruned[own] = ~pattern.mask(w[own] / d[own], input_dim=0) | stay[own]
                 torch.div(pruned[own], d[own], out=weight[own])
             if grid is None:
                 # Two kernels per column: on a GPU the launches are the cost.
                 torch.mul(w[i], weight[i], out=errors[i])
             else:
                 if i % grid.group_size == 0:
-                    own = slice(i, i + grid.group_size)
-                    is_known = not isinstance(pattern, NM)  # else the mask that it would be as of now
-                    going = pruned[own] if is_known else _pruned_by(pattern, w[own], d[own], stay[own])
+                    own, going = slice(i, i + grid.group_size), pruned[i : i + grid.group_size]
+                    if isinstance(pattern, NM):  # not known yet: the mask as it would be now
+                        going = ~pattern.mask(w[own] / d[own], input_dim=0) | stay[own]
                     scales = choose_scales(w[own].masked_fill(going, 0.0).t().float(), grid, dtype).to(w.dtype)
                 rounded = (w[i] / scales).round_().clamp_(-grid.largest, grid.largest).mul_(scales)
                 rounded.masked_fill_(pruned[i], 0.0)
@@ -231,11 +229,6 @@ def compensate(
         total += errors.square().sum()
         Wt[end:].addmm_(U[start:end, end:].t(), errors, alpha=-1.0)
     return Wt.t(), float(total)
-
-
-def _pruned_by(pattern: NM, w: Tensor, d: Tensor, stay: Tensor | None) -> Tensor:
-    pruned = ~pattern.mask(w / d, input_dim=0)
-    return pruned if stay is None else pruned | stay
 
 
 @dataclass(frozen=True)
