@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from horst.export import InvalidFileError, load_sparse, read_metadata, save_sparse
+from horst.export import InvalidFileError, load_sparse, read_layout, read_metadata, read_parts, save_sparse
 from horst.export.sparse_safetensors import read_dtypes
 from horst.files import path_inside
 
@@ -110,7 +110,7 @@ FORGERIES = {
     "tied to a list": (lambda h, m, d: set_path(m, "tied", "alias", to=["dense"]), "ties alias to tensors"),
     "tied to itself": (lambda h, m, d: set_path(m, "tied", "dense", to="dense"), "ties dense to tensors"),
     "a missing checksum": (lambda h, m, d: m["crc32"].pop("dense"), "the data of 'dense' .* is damaged"),
-    "another version": (lambda h, m, d: set_path(m, "format_version", to="2"), "format version '2'"),
+    "another version": (lambda h, m, d: set_path(m, "format_version", to="3"), "format version '3'"),
     "another format": (lambda h, m, d: set_path(m, "format", to="pt"), "not of the sparse form"),
     "metadata that is no string": (lambda h, m, d: set_path(m, "extra", to=3), "not a map from strings to strings"),
 }
@@ -128,6 +128,106 @@ def last_entry_grows(header):
     entry = header["sparse::bitmask"]
     entry["data_offsets"][1] += 8
     entry["shape"] = [entry["shape"][0] + 8]
+
+
+def few_bits_state():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(61, 67, generator=generator)
+    weight[torch.rand(61, 67, generator=generator) < 0.9] = 0.0
+    return {"w": weight, "v": torch.randn(9, 11, generator=generator)}
+
+
+@pytest.fixture
+def few_bits(tmp_path):
+    """``w`` by gaps with 3 lowest bits, and ``v`` whole; codes of 4 bits."""
+    return save_sparse(few_bits_state(), tmp_path / "few_bits", values="int4", group_size=16)
+
+
+def change(key, to, name="w"):
+    return lambda h, m, d: set_path(m, "index", name, key, to=to)
+
+
+def fill(header, data, name, content):
+    start, end = header[name]["data_offsets"]
+    data[start:end] = (content * (end - start))[: end - start]
+
+
+FEW_BITS_FORGERIES = {
+    "the first version with codes": (lambda h, m, d: set_path(m, "format_version", to="1"), "must give shape"),
+    "an unknown key": (change("code", "x"), "must give shape"),
+    "five bits": (change("bits", 5), "cannot have bits=5"),
+    "bits that are true": (change("bits", True), "cannot have bits=True"),
+    "other bits": (change("bits", 8), "disagree on"),
+    "no bits": (lambda h, m, d: m["index"]["w"].pop("bits"), "cannot have bits=None"),
+    "groups of nothing": (change("group_size", 0), "group_size=0"),
+    "groups of a fraction": (change("group_size", 0.5), "group_size=0.5"),
+    "groups beyond 31 bits": (change("group_size", 1 << 31), "group_size=2147483648"),
+    "other groups": (change("group_size", 17), "disagree on w::scales"),
+    "a view of another size": (change("view", [61, 68, 1]), r"cannot be seen as \[61, 68, 1\]"),
+    "a view that is negative": (change("view", [-61, -67, 1]), "cannot be seen as"),
+    "a view of two": (change("view", [61, 67]), "cannot be seen as"),
+    "a view the other way": (change("view", [1, 61, 67]), "disagree on w::scales"),
+    "no view": (lambda h, m, d: m["index"]["w"].pop("view"), "cannot be seen as None"),
+    "codes and a dtype": (change("values", "BF16"), "both a dtype of its values and codes"),
+    "an integer tensor with codes": (change("dtype", "I32"), "not stored in fewer bits"),
+    "gaps of a dense tensor": (change("gaps", [1, 5], "v"), "cannot have gaps"),
+    "no lowest bits": (change("gaps", [0, 100]), "cannot have gaps"),
+    "too many lowest bits": (change("gaps", [4, 100]), "cannot have gaps"),
+    "gaps that are null": (change("gaps", None), "cannot have gaps"),
+    "other lowest bits": (change("gaps", [2, 100]), "disagree on w::"),
+    "fewer bytes of gaps": (lambda h, m, d: m["index"]["w"]["gaps"].__setitem__(1, 3), "disagree on w::gaps"),
+    "gaps without ones": (lambda h, m, d: fill(h, d, "w::gaps", b"\0"), "gaps do not lead through 4087 weights"),
+    "gaps of ones": (lambda h, m, d: fill(h, d, "w::gaps", b"\xff"), "gaps do not lead through 4087 weights"),
+    "a gap that is longer": (lambda h, m, d: flip(h, d, "w::remainders", 5, 1), "gaps do not lead through"),
+    "a shape that is larger": (
+        lambda h, m, d: m["index"]["w"].update(shape=[61, 68], view=[61, 68, 1]),
+        "gaps do not lead through 4148 weights",
+    ),
+    "bits beyond the last code": (
+        lambda h, m, d: flip(h, d, "v::values", 49, 128),
+        "bits are set beyond its last code",
+    ),
+    "a code below the least": (lambda h, m, d: fill(h, d, "v::values", b"\x08" + b"\0" * 49), "a code is below -7"),
+    "scales that are NaN": (lambda h, m, d: fill(h, d, "w::scales", b"\xff"), "a scale is negative, infinite or NaN"),
+    "a negative scale": (lambda h, m, d: flip(h, d, "w::scales", 1, 128), "a scale is negative, infinite or NaN"),
+}
+
+
+@pytest.mark.parametrize("forgery", FEW_BITS_FORGERIES)
+def test_forged_files_of_few_bits_are_refused(few_bits, forgery):
+    assert [row["positions"] for row in read_layout(few_bits)] == ["gaps, 3 bits", "all"]
+    forge(few_bits, lambda header, metadata, data: None)
+    load_sparse(few_bits)
+    change, message = FEW_BITS_FORGERIES[forgery]
+    forge(few_bits, change)
+    for read in (load_sparse, read_parts):
+        with pytest.raises(InvalidFileError, match=message):
+            read(few_bits)
+
+
+def test_values_of_another_dtype_are_checked(tmp_path):
+    path = save_sparse({"w": torch.randn(9, 9)}, tmp_path / "w", values="bfloat16")
+    forge(path, change("values", "F32"))
+    with pytest.raises(InvalidFileError, match=r"is torch.float32; its values cannot be torch.float32"):
+        load_sparse(path)
+
+
+@settings(max_examples=100)
+@given(changes=st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(1, 255)), min_size=1, max_size=4))
+def test_forged_data_of_few_bits_is_refused_or_some_tensor(tmp_path_factory, changes):
+    """Whatever the bytes say, with right checksums: weights of the right shape, or an error of ours."""
+    path = save_sparse(few_bits_state(), tmp_path_factory.mktemp("forged") / "f", values="int4", group_size=16)
+
+    def damage(header, metadata, data):
+        for position, xor in changes:
+            data[position % len(data)] ^= xor
+
+    forge(path, damage)
+    try:
+        loaded = load_sparse(path)
+    except InvalidFileError:
+        return
+    assert {name: w.shape for name, w in loaded.items()} == {name: w.shape for name, w in few_bits_state().items()}
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
@@ -265,7 +365,7 @@ def test_links_of_the_hugging_face_cache_are_followed(tmp_path):
     assert path_inside(snapshot, "model.safetensors").read_text() == "x"
 
 
-@pytest.mark.parametrize("read", [load_sparse, read_metadata, read_dtypes])
+@pytest.mark.parametrize("read", [load_sparse, read_metadata, read_dtypes, read_parts, read_layout])
 def test_a_pipe_is_refused_and_not_waited_for(read, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidFileError, match="pipe is a pipe or a device; a sparse file must be a plain one"):

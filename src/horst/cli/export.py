@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from horst.export import Comparison
 
 FORMATS = {
-    "sparse-safetensors": "bitmask and values: a smaller file, which horst loads; dense again in memory",
+    "sparse-safetensors": "positions and values: a smaller file, which horst loads; dense again in memory",
     "hugging-face": "a directory that transformers (or timm) loads, zeros and all: no smaller, no faster",
     "onnx": "a graph for ONNX Runtime, zeros and all: no smaller, no faster by its zeros",
 }
@@ -35,6 +35,12 @@ class Options:
     """The format."""
     out: Path | None = None
     """Directory to make; by default next to the model, with the format in its name."""
+    values: Literal["float32", "bfloat16", "int8", "int4", "int3", "int2"] | None = None
+    """Precision of the matrices in sparse-safetensors, pruned or not; by default theirs."""
+    head_values: Literal["float32", "bfloat16", "int8", "int4", "int3", "int2"] | None = None
+    """Precision of embeddings and head in sparse-safetensors; by default theirs."""
+    group_size: int = 128
+    """Inputs of a row that share a scale, for integers."""
     report: bool = False
     """Measure file, memory and time per call against dense, on this machine; writes report.md into the directory."""
     tokens: int = 128
@@ -54,10 +60,15 @@ class Options:
 def main(options: Options) -> None:
     """Write the directory, measure if asked to, and say how large it is."""
     from horst.cli.models import choose_device, load_model
+    from horst.parameters.quantization import parse_values
 
     if options.batch_size < 1 or options.tokens < 1:
         raise ValueError(f"--batch-size and --tokens must be at least 1, got {options.batch_size}, {options.tokens}.")
     check_seconds(options.seconds)
+    few_bits = {name: getattr(options, name) for name in ("values", "head_values", "group_size")}
+    if options.to != "sparse-safetensors" and (options.values or options.head_values):
+        raise ValueError(f"--values and --head-values need --to sparse-safetensors, got --to {options.to}.")
+    parse_values(options.values, options.group_size)
     device = choose_device(options.device or "cpu")
     out = options.out or beside(options.model, options.to)
     check_free(out, options.overwrite, "directory", [options.model])
@@ -68,7 +79,8 @@ def main(options: Options) -> None:
             _export_onnx(loaded, directory / "model.onnx")
             loaded.copy_side_files(directory)
         else:
-            loaded.save(directory, sparse=options.to == "sparse-safetensors")
+            is_sparse = options.to == "sparse-safetensors"
+            loaded.save(directory, sparse=is_sparse, **few_bits if is_sparse else {})
         if options.report:
             comparison = _measure(loaded, options, device)
             (directory / PAGE).write_text(f"# {options.model.name}\n\n{comparison.markdown()}")

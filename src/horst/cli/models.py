@@ -109,15 +109,22 @@ class LoadedModel:
         zeros = sum(p.numel() - int(p.count_nonzero()) for p in weights)
         return zeros / sum(p.numel() for p in weights)
 
-    def save(self, directory: Path, *, sparse: bool = False) -> None:
-        """Write it as a directory that :func:`load_model` reads, whole or not at all."""
+    def save(self, directory: Path, *, sparse: bool = False, **few_bits: Any) -> None:
+        """Write it as a directory that :func:`load_model` reads, whole or not at all.
+
+        Args:
+            directory: Directory to make.
+            sparse: Whether to write the weights as sparse safetensors.
+            **few_bits: ``values``, ``head_values`` and ``group_size`` of :func:`horst.export.save_sparse`.
+        """
         if self.timm_config is None:
-            save_hugging_face(self.model, directory, sparse=sparse, tokenizer=self.path if self.has_tokenizer else None)
+            tokenizer = self.path if self.has_tokenizer else None
+            save_hugging_face(self.model, directory, sparse=sparse, tokenizer=tokenizer, **few_bits)
         else:
             with whole_directory(directory) as temporary:
                 write_json(temporary / "config.json", self.timm_config)
                 if sparse:
-                    save_sparse(self.model, temporary / SPARSE_FILE)
+                    save_sparse(self.model, temporary / SPARSE_FILE, **few_bits)
                 else:
                     state = {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}
                     load_extra("safetensors.torch").save_file(state, temporary / DENSE_FILE, {"format": "pt"})

@@ -44,6 +44,10 @@ class Options:
     """Wildcard patterns of further parameters to prune."""
     exclude: tuple[str, ...] = ()
     """Wildcard patterns of parameters to leave alone."""
+    values: Literal["bfloat16", "int8", "int4", "int3", "int2"] | None = None
+    """Precision to round the kept weights to, for horst export with the same --values; by default they stay."""
+    group_size: int = 128
+    """Inputs of a row that share a scale, for integers."""
     data: str | None = None
     """Calibration data. Text: .txt, .jsonl, .parquet, a folder of horst data, wikitext, hub:owner/name. Images: digits,
     .npz, a folder of CIFAR-10 or with train and val."""
@@ -66,10 +70,12 @@ class Options:
 def main(options: Options) -> None:
     """Prune, save, and say what became of each layer."""
     from horst.cli.models import choose_device, load_model
+    from horst.parameters.quantization import parse_values
     from horst.pruning import prune
     from horst.pruning.chains import block_sequences
     from horst.sparsity.masks import NM, check_sparsity, parse_pattern
 
+    parse_values(options.values, options.group_size)
     pattern = read_pattern(options.pattern)
     units = parse_pattern(pattern)
     if options.sparsity is not None:
@@ -82,7 +88,8 @@ def main(options: Options) -> None:
         raise ValueError(f"--samples must be at least 1, got {options.samples}.")
     device = choose_device(options.device)
     amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
-    out = options.out or beside(options.model, amount)  # my-gpt2-50, my-gpt2-2-4
+    amount += f"-{options.values}" if options.values else ""
+    out = options.out or beside(options.model, amount)  # my-gpt2-50, my-gpt2-2-4, my-gpt2-50-int4
     check_free(out, options.overwrite, "directory", [options.model, *filter(None, [options.data])])
     loaded = load_model(options.model)
     _check_exclude(options, loaded)
@@ -103,11 +110,14 @@ def main(options: Options) -> None:
             exclude=options.exclude,
             samples=None,
             device=device,
+            values=options.values,
+            group_size=options.group_size,
         )
     record = {
         "horst": __version__,
         "method": report.method,
         **{key: getattr(options, key) for key in ("sparsity", "pattern", "distribution", "layers")},
+        **({"values": options.values, "group_size": options.group_size} if options.values else {}),
         **drawn,
         "data": options.data and Path(options.data).name,
         **report.shares(),

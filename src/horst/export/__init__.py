@@ -6,7 +6,8 @@ from horst.export.hf import load_pretrained, save_hugging_face
 from horst.export.onnx import export_onnx
 from horst.export.semi_structured import is_two_four, to_semi_structured
 from horst.export.sparse_linear import SparseLinear, sparsify
-from horst.export.sparse_safetensors import load_sparse, read_metadata, save_sparse
+from horst.export.sparse_safetensors import load_sparse, read_layout, read_metadata, read_parts, save_sparse
+from horst.export.stored_tensor import StoredTensor
 from horst.files import InvalidFileError
 
 __all__ = [
@@ -14,13 +15,16 @@ __all__ = [
     "InvalidFileError",
     "Plan",
     "SparseLinear",
+    "StoredTensor",
     "compare",
     "export_onnx",
     "is_two_four",
     "load_pretrained",
     "load_sparse",
     "plan_for",
+    "read_layout",
     "read_metadata",
+    "read_parts",
     "save_hugging_face",
     "save_sparse",
     "sparsify",

@@ -27,6 +27,7 @@ from horst.export.sparse_linear import sparsify
 from horst.export.sparse_safetensors import load_sparse, read_dtypes, save_sparse
 from horst.extras import load_extra
 from horst.files import InvalidFileError, PathLike, path_inside, read_json, whole_directory
+from horst.parameters.quantization import GROUP_SIZE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,6 +63,9 @@ def save_hugging_face(
     *,
     sparse: bool = False,
     tokenizer: PreTrainedTokenizerBase | PathLike | None = None,
+    values: str | None = None,
+    head_values: str | None = None,
+    group_size: int = GROUP_SIZE,
 ) -> pathlib.Path:
     """Write a model as a Hugging Face directory, whole or not at all.
 
@@ -71,7 +75,12 @@ def save_hugging_face(
         sparse: Whether to write the weights as sparse safetensors, for :func:`load_pretrained`. The default writes
             dense zeros, as large as before pruning, which every tool reads.
         tokenizer: A tokenizer to save beside the model, or a directory to copy the tokenizer's files from.
+        values: Precision of the matrices in the sparse file, see :func:`save_sparse`; None keeps theirs.
+        head_values: Precision of embeddings and heads in the sparse file; None keeps theirs.
+        group_size: Inputs that share a scale, for integers.
     """
+    if (values or head_values) and not sparse:
+        raise ValueError("values and head_values are for the sparse file: give sparse=True, too.")
     hf_model = _as_transformers(model)
     with whole_directory(directory) as temporary:
         if sparse:
@@ -81,7 +90,8 @@ def save_hugging_face(
             config.save_pretrained(temporary)
             if hf_model.can_generate() and getattr(hf_model, "generation_config", None) is not None:
                 hf_model.generation_config.save_pretrained(temporary)
-            save_sparse(hf_model, temporary / SPARSE_FILE)
+            path = temporary / SPARSE_FILE
+            save_sparse(hf_model, path, values=values, head_values=head_values, group_size=group_size)
         else:
             hf_model.save_pretrained(temporary)
         if tokenizer is not None:

@@ -6,8 +6,10 @@ anything is allocated: places must tile the data exactly, and each shape must fi
 
 The metadata of a sparse safetensors file holds
 
-- ``format`` and ``format_version``: ``horst-sparse`` and ``1``;
-- ``index``: JSON, for each tensor its shape, dtype and ``nnz``, the number of its values (null where it is dense);
+- ``format`` and ``format_version``: ``horst-sparse`` and ``1``, or ``2`` where the index has one of the optional keys;
+- ``index``: JSON, for each tensor its shape, dtype and ``nnz``, the number of its values (null where it is dense).
+  Optional are ``values`` (the dtype of its values), ``bits``, ``group_size`` and ``view`` (of its codes) and ``gaps``
+  (of its positions), see :class:`horst.export.stored_tensor.Stored`;
 - ``tied``: JSON, from the names of tensors that share storage with another to that other's name: they are stored once;
 - ``crc32``: JSON, the checksum of each entry of the file;
 - ``header_crc32``: that of the header itself, computed with eight zeros in its place;
@@ -15,7 +17,7 @@ The metadata of a sparse safetensors file holds
 
 The checksums find damage, not malice: whoever can write the file can write them too. What a hostile file could do is
 bounded by the other checks: sizes are compared with the bytes that are there before anything is allocated, so that
-loading takes at most 64 times the file's size (one bit for each 8-byte zero).
+loading takes at most 64 times the file's size (one bit for each 8-byte zero), and 512 times where positions are gaps.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ from typing import Any, BinaryIO
 
 import torch
 
-from horst.export.bitmask import scan
+from horst.export.bitmask import read_dense, scan
+from horst.export.positions import MAX_REMAINDER_BITS
+from horst.export.stored_tensor import BITMASK, Parts, Stored, find_problem
 from horst.files import MAX_JSON_BYTES, InvalidFileError, parse_json
+from horst.parameters.quantization import BITS, Grid
 
 _DTYPES = {
     "F64": torch.float64,
@@ -52,9 +57,9 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-FORMAT, VERSION = "horst-sparse", "1"
+FORMAT, VERSIONS = "horst-sparse", ("1", "2")
 RESERVED = ("format", "format_version", "index", "tied", "crc32", "header_crc32")
-BITMASK, VALUES = "::bitmask", "::values"
+_REQUIRED, _OPTIONAL = {"shape", "dtype", "nnz"}, {"values", "bits", "group_size", "view", "gaps"}
 _HEADER_CRC32 = re.compile(rb'(?<="header_crc32":")[0-9a-f]{8}(?=")')
 
 
@@ -193,22 +198,6 @@ def _check_tiling(entries: dict[str, Entry], data_bytes: int, path: pathlib.Path
         raise InvalidFileError(f"{path.name} is {problem}: its header describes {position} bytes, not {data_bytes}.")
 
 
-@dataclass(frozen=True)
-class Stored:
-    """How one tensor is stored; ``nnz`` is the number of its values, None where it is dense."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    nnz: int | None
-
-    def entries(self, name: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """The entries of the file that hold the tensor."""
-        if self.nnz is None:
-            return {name: (self.dtype, self.shape)}
-        mask_bytes = -(-math.prod(self.shape) // 8)
-        return {name + BITMASK: (torch.uint8, (mask_bytes,)), name + VALUES: (self.dtype, (self.nnz,))}
-
-
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Refuse a caller's metadata that safetensors cannot hold or the format uses itself."""
     for key, value in metadata.items():
@@ -226,13 +215,10 @@ def encode_index(
     user: Mapping[str, str],
 ) -> bytes:
     """The beginning of the file; as long for any checksums, so it can be written last."""
-    described = {
-        name: {"shape": list(stored.shape), "dtype": dtype_name(stored.dtype), "nnz": stored.nnz}
-        for name, stored in index.items()
-    }
+    described = {name: _describe(stored) for name, stored in index.items()}
     metadata = {
         "format": FORMAT,
-        "format_version": VERSION,
+        "format_version": VERSIONS[not all(stored.is_plain for stored in index.values())],
         "index": json.dumps(described, separators=(",", ":")),
         "tied": json.dumps(tied, separators=(",", ":")),
         "crc32": json.dumps({name: f"{value:08x}" for name, value in crc32.items()}, separators=(",", ":")),
@@ -240,6 +226,18 @@ def encode_index(
     }
     encoded = encode(entries, metadata | dict(user))
     return encoded[:8] + _HEADER_CRC32.sub(b"%08x" % zlib.crc32(encoded[8:]), encoded[8:], count=1)
+
+
+def _describe(stored: Stored) -> dict[str, Any]:
+    described: dict[str, Any] = {"shape": list(stored.shape), "dtype": dtype_name(stored.dtype), "nnz": stored.nnz}
+    if isinstance(stored.values, Grid):
+        assert stored.view is not None
+        described |= {"bits": stored.values.bits, "group_size": stored.values.group_size, "view": list(stored.view)}
+    elif stored.values is not None:
+        described["values"] = dtype_name(stored.values)
+    if stored.gaps is not None:
+        described["gaps"] = list(stored.gaps)
+    return described
 
 
 def read_index(header: Header, path: pathlib.Path) -> tuple[dict[str, Stored], dict[str, str]]:
@@ -250,15 +248,16 @@ def read_index(header: Header, path: pathlib.Path) -> tuple[dict[str, Stored], d
             f"{path.name} is a safetensors file, but not of the sparse form (its metadata says "
             f"format={metadata.get('format')!r}, not {FORMAT!r}). Read it with safetensors.torch.load_file."
         )
-    if metadata.get("format_version") != VERSION:
-        version = metadata.get("format_version")
-        raise InvalidFileError(f"{path.name} has format version {version!r}; this code reads {VERSION!r}.")
+    version = metadata.get("format_version")
+    if version not in VERSIONS:
+        raise InvalidFileError(f"{path.name} has format version {version!r}; this code reads {', '.join(VERSIONS)}.")
     blanked, found = _HEADER_CRC32.subn(b"0" * 8, header.raw)
     if found != 1 or metadata.get("header_crc32") != f"{zlib.crc32(blanked):08x}":
         raise InvalidFileError(f"the header of {path.name} is damaged: its checksum does not fit.")
     described = parse_json(metadata.get("index", ""), f"the index of {path.name}")
     tied = parse_json(metadata.get("tied", ""), f"'tied' in {path.name}")
-    index = {name: _stored(name, value) for name, value in described.items()}
+    optional = set() if version == VERSIONS[0] else _OPTIONAL
+    index = {name: _stored(name, value, optional) for name, value in described.items()}
     expected = {part: spec for name, stored in index.items() for part, spec in stored.entries(name).items()}
     actual = {name: (entry.dtype, entry.shape) for name, entry in header.entries.items()}
     if expected != actual:
@@ -273,19 +272,49 @@ def read_index(header: Header, path: pathlib.Path) -> tuple[dict[str, Stored], d
     return index, tied
 
 
-def _stored(name: str, value: object) -> Stored:
+def _stored(name: str, value: object, optional: set[str]) -> Stored:
     what = f"tensor {name[:80]!r}"
-    if not isinstance(value, dict) or set(value) != {"shape", "dtype", "nnz"}:
+    if not isinstance(value, dict) or not _REQUIRED <= set(value) <= _REQUIRED | optional:
         raise InvalidFileError(f"the index must give shape, dtype and nnz of {what}, got {str(value)[:80]}.")
     dtype = parse_dtype(value["dtype"], what)
     shape, nnz = parse_shape(value["shape"], dtype.itemsize, what), value["nnz"]
     if nnz is not None and not (type(nnz) is int and 0 <= nnz <= math.prod(shape)):
         raise InvalidFileError(f"{what} of shape {shape} cannot have nnz={str(nnz)[:80]}.")
-    return Stored(dtype, shape, nnz)
+    gaps: Any = value.get("gaps")
+    if "gaps" in value:
+        if nnz is None or not _are_naturals(gaps, 2) or not 1 <= gaps[0] <= MAX_REMAINDER_BITS:
+            raise InvalidFileError(f"{what} with nnz={nnz} cannot have gaps={str(gaps)[:80]}.")
+        gaps = tuple(gaps)
+    if not {"values", "bits", "group_size", "view"} & set(value):
+        return Stored(dtype, shape, nnz, gaps=gaps)
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        raise InvalidFileError(f"{what} is {dtype}, which is not stored in fewer bits.")
+    if "values" in value:
+        if {"bits", "group_size", "view"} & set(value):
+            raise InvalidFileError(f"{what} has both a dtype of its values and codes.")
+        values = parse_dtype(value["values"], what)
+        if not values.is_floating_point or values.itemsize >= dtype.itemsize:
+            raise InvalidFileError(f"{what} is {dtype}; its values cannot be {values}.")
+        return Stored(dtype, shape, nnz, values, gaps=gaps)
+    bits, group_size = value.get("bits"), value.get("group_size")
+    view: Any = value.get("view")
+    if (
+        type(bits) is not int
+        or bits not in BITS.values()
+        or not (type(group_size) is int and 1 <= group_size < 1 << 31)
+    ):
+        raise InvalidFileError(f"{what} cannot have bits={str(bits)[:80]} and group_size={str(group_size)[:80]}.")
+    if not _are_naturals(view, 3) or math.prod(view) != math.prod(shape):
+        raise InvalidFileError(f"{what} of shape {shape} cannot be seen as {str(view)[:80]}.")
+    return Stored(dtype, shape, nnz, Grid(bits, group_size), tuple(view), gaps)
+
+
+def _are_naturals(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(type(n) is int and 0 <= n < 1 << 62 for n in value)
 
 
 def check_data(file: BinaryIO, header: Header, index: Mapping[str, Stored], path: pathlib.Path) -> None:
-    """Read the file once from end to end: checksums, and as many bits as values."""
+    """Read the file from end to end: checksums, as many bits as values, codes that are codes."""
     crc32 = parse_json(header.metadata.get("crc32", ""), f"'crc32' in {path.name}")
     bits = {}
     for name, entry in header.entries.items():
@@ -293,7 +322,9 @@ def check_data(file: BinaryIO, header: Header, index: Mapping[str, Stored], path
         if crc32.get(name) != f"{found:08x}":
             raise InvalidFileError(f"the data of {name!r} in {path.name} is damaged: its checksum does not fit.")
     for name, stored in index.items():
-        if stored.nnz is None:
+        if not stored.is_plain and (problem := find_problem(stored, read_parts_of(file, header, name, stored))):
+            raise InvalidFileError(f"the parts of {name!r} in {path.name} disagree: {problem}.")
+        if stored.nnz is None or stored.gaps is not None:
             continue
         beyond, used = 0, math.prod(stored.shape) % 8
         if used:  # bits of the last byte; those above are no weight's
@@ -304,6 +335,17 @@ def check_data(file: BinaryIO, header: Header, index: Mapping[str, Stored], path
                 f"mask and values of {name!r} in {path.name} disagree: {bits[name + BITMASK]} bits are set"
                 f"{' (some beyond the last weight)' if beyond else ''} for {stored.nnz} values."
             )
+
+
+def read_parts_of(file: BinaryIO, header: Header, name: str, stored: Stored) -> Parts:
+    """The entries of one tensor, by the ends of their names."""
+    parts = {}
+    for entry in stored.entries(name):
+        found = header.entries[entry]
+        part = torch.empty(found.shape, dtype=found.dtype)
+        read_dense(file, header.data_start + found.start, part)
+        parts[entry.removeprefix(name)] = part
+    return parts
 
 
 def shorten(names: list[str]) -> str:

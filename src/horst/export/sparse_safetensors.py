@@ -3,8 +3,11 @@
 A tensor ``name`` that becomes smaller is stored as two: ``name::bitmask`` (uint8, eight weights per byte, lowest bit
 first, in row-major order) and ``name::values`` (the values where the bit is set, in the tensor's dtype). The others are
 stored as they are. A value counts as zero if all its bits are zero: -0.0 and NaN are values, and the round trip is
-exact.
-:mod:`horst.export.safetensors_header` describes the metadata.
+exact. :mod:`horst.export.safetensors_header` describes the metadata.
+
+With fewer bits per value (``values``), ``name::values`` holds bfloat16 numbers or integer codes, ``name::scales`` the
+scales of the codes, and where that is shorter ``name::gaps`` and ``name::remainders`` the positions
+(:mod:`horst.export.positions`).
 
 The size at sparsity s, for b-byte values, is (1 - s) + 1/(8 b) of the dense file: 0.131 at 90 % and 0.531 at 50 % in
 float32.
@@ -22,12 +25,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from horst.export.bitmask import count_values, read_dense, read_sparse, write_dense, write_sparse
+from horst.export.precision import choose_precisions
 from horst.export.safetensors_header import (
-    BITMASK,
     RESERVED,
-    VALUES,
     Header,
-    Stored,
     check_data,
     check_metadata,
     dtype_name,
@@ -35,16 +36,16 @@ from horst.export.safetensors_header import (
     place,
     read_header,
     read_index,
+    read_parts_of,
     shorten,
 )
 from horst.export.sparse_linear import SparseLinear, sparsify
+from horst.export.stored_tensor import BITMASK, ENTRY_BYTES, VALUES, Parts, Stored, StoredTensor, decode, encode
 from horst.files import InvalidFileError, PathLike, whole_file
 from horst.parameters.kinds import clean_name
+from horst.parameters.quantization import GROUP_SIZE
 
 _log = logging.getLogger(__name__)
-
-# What two entries cost more than one in the header: below this a tensor is not worth splitting.
-_ENTRY_BYTES = 128
 
 
 def save_sparse(
@@ -53,6 +54,9 @@ def save_sparse(
     *,
     metadata: Mapping[str, str] | None = None,
     min_sparsity: float = 0.0,
+    values: str | None = None,
+    head_values: str | None = None,
+    group_size: int = GROUP_SIZE,
 ) -> pathlib.Path:
     """Write a model's tensors, those with enough zeros as bitmask and values.
 
@@ -63,6 +67,12 @@ def save_sparse(
             :func:`read_metadata`.
         min_sparsity: Tensors whose share of zeros is not above this stay dense, as do those that would not get
             smaller. 1 stores everything dense.
+        values: Precision of the matrices, pruned or not: ``"int8"``, ``"int4"``, ``"int3"``, ``"int2"``,
+            ``"bfloat16"``, or ``"float32"``, which is exact. Positions are then stored in the shorter of two ways. None
+            keeps the dtype and stores a bitmask. Norms, biases and buffers are always kept. Of a state dict, all
+            tensors of two or more dimensions count as matrices.
+        head_values: Precision of embeddings and heads; None keeps them.
+        group_size: Consecutive inputs of a row that share a scale, for integers.
 
     Example:
         >>> import tempfile
@@ -76,12 +86,30 @@ def save_sparse(
         raise ValueError(f"min_sparsity must lie in [0, 1], got {min_sparsity}. Give a fraction: 0.5, not 50.")
     check_metadata(metadata or {})
     tensors, tied = _untie(_named_tensors(model))
-    index = {name: _how_to_store(name, tensors, min_sparsity) for name in tensors}
+    precisions = choose_precisions(model, tensors, values, head_values, group_size)
+    index: dict[str, Stored] = {}
+    encoded: dict[str, Parts] = {}  # as large as in the file
+    for name, tensor in tensors.items():
+        if name not in precisions:
+            index[name] = _how_to_store(name, tensors, min_sparsity)
+            continue
+        try:
+            index[name], parts = encode(tensor, precisions[name].values, precisions[name].view, min_sparsity)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if taken := [entry for entry in index[name].entries(name) if entry != name and entry in tensors]:
+            raise ValueError(f"{name!r} would be stored as {taken[0]!r}, the name of another tensor. Rename one.")
+        encoded[name] = {end: part.cpu() for end, part in parts.items()}
+        _log.info("%s: positions %s, values %s", name, index[name].positions_as, index[name].values_as)
     entries = place({part: spec for name, stored in index.items() for part, spec in stored.entries(name).items()})
     crc32 = dict.fromkeys(entries, 0)
     size = len(encode_index(entries, index, tied, crc32, metadata or {}))
     with whole_file(path) as temporary, open(temporary, "xb") as file:
         for name, stored in index.items():
+            if name in encoded:
+                for end, part in encoded[name].items():
+                    crc32[name + end] = write_dense(file, size + entries[name + end].start, part)
+                continue
             if stored.nnz is None:
                 crc32[name] = write_dense(file, size + entries[name].start, tensors[name])
                 continue
@@ -127,13 +155,13 @@ def load_sparse(
         targets = None if model is None else _targets(model, index, tied, path)
         for name, stored in index.items():
             if targets is None:
-                state[name] = _read(file, header, name, stored, torch.empty(stored.shape, dtype=stored.dtype))
+                state[name] = _read(file, header, name, stored, torch.device("cpu"))
                 continue
             first, *others = targets[name]
-            if first.device.type == "cpu" and first.is_contiguous():
-                _read(file, header, name, stored, first)
+            if stored.is_plain and first.device.type == "cpu" and first.is_contiguous():
+                _read_plain(file, header, name, stored, first)
             else:
-                first.copy_(_read(file, header, name, stored, torch.empty(stored.shape, dtype=stored.dtype)))
+                first.copy_(_read(file, header, name, stored, first.device))
             for other in others:
                 other.copy_(first)
     if model is None:
@@ -164,6 +192,47 @@ def read_dtypes(path: PathLike) -> dict[str, torch.dtype]:
     """
     _, index, tied = _header(pathlib.Path(path))
     return {name: index[source].dtype for name, source in ({name: name for name in index} | tied).items()}
+
+
+def read_parts(path: PathLike) -> dict[str, StoredTensor]:
+    """What a file stores of each tensor, unpacked but not dense: positions, values or codes, and scales.
+
+    The file is checked from end to end first. Tied tensors are the same object.
+
+    Example:
+        >>> import tempfile
+        >>> path = save_sparse({"w": 0.5 * torch.eye(64)}, f"{tempfile.mkdtemp()}/w", values="int8")
+        >>> parts = read_parts(path)["w"]
+        >>> parts.values.shape, parts.scales.shape, parts.group_size
+        (torch.Size([64]), torch.Size([64, 1, 1]), 128)
+    """
+    path = pathlib.Path(path)
+    with _open(path) as file:
+        header = read_header(file, path)
+        index, tied = read_index(header, path)
+        check_data(file, header, index, path)
+        parts = {name: decode(stored, read_parts_of(file, header, name, stored)) for name, stored in index.items()}
+    return parts | {alias: parts[name] for alias, name in tied.items()}
+
+
+def read_layout(path: PathLike) -> list[dict[str, Any]]:
+    """One row per tensor of a file: how positions and values are stored, and how many bytes they take.
+
+    Example:
+        >>> import tempfile
+        >>> path = save_sparse({"w": 0.5 * torch.eye(64)}, f"{tempfile.mkdtemp()}/w", values="int8")
+        >>> [(row["tensor"], row["positions"], row["values"], row["bits per weight"]) for row in read_layout(path)]
+        [('w', 'gaps, 3 bits', 'int8, groups of 128', 0.564453125)]
+    """
+    header, index, _ = _header(pathlib.Path(path))
+    rows = []
+    for name, stored in index.items():
+        size = sum(header.entries[entry].end - header.entries[entry].start for entry in stored.entries(name))
+        zeros = 0.0 if stored.nnz is None else 1 - stored.nnz / stored.weights
+        described = {"tensor": name, "shape": list(stored.shape), "zeros": zeros, "positions": stored.positions_as}
+        described |= {"values": stored.values_as, "bytes": size, "bits per weight": 8 * size / max(stored.weights, 1)}
+        rows.append(described)
+    return rows
 
 
 def _header(path: pathlib.Path) -> tuple[Header, dict[str, Stored], dict[str, str]]:
@@ -228,7 +297,7 @@ def _how_to_store(name: str, tensors: Mapping[str, Tensor], min_sparsity: float)
     sparse = Stored(tensor.dtype, shape, nnz)
     saved = n * tensor.itemsize - nnz * tensor.itemsize - -(-n // 8)
     name_taken = any(entry in tensors for entry in sparse.entries(name))
-    if saved <= _ENTRY_BYTES or n - nnz <= min_sparsity * n or name_taken:
+    if saved <= ENTRY_BYTES or n - nnz <= min_sparsity * n or name_taken:
         return Stored(tensor.dtype, shape, None)
     return sparse
 
@@ -269,7 +338,17 @@ def _targets(
     return targets
 
 
-def _read(file: BinaryIO, header: Header, name: str, stored: Stored, out: Tensor) -> Tensor:
+def _read(file: BinaryIO, header: Header, name: str, stored: Stored, device: torch.device) -> Tensor:
+    """The dense tensor; unpacked on ``device`` where it is not plain."""
+    if not stored.is_plain:
+        parts = read_parts_of(file, header, name, stored)
+        return decode(stored, {end: part.to(device) for end, part in parts.items()}).dense()
+    out = torch.empty(stored.shape, dtype=stored.dtype)
+    _read_plain(file, header, name, stored, out)
+    return out
+
+
+def _read_plain(file: BinaryIO, header: Header, name: str, stored: Stored, out: Tensor) -> None:
     def start(entry: str) -> int:
         return header.data_start + header.entries[entry].start
 
@@ -277,4 +356,3 @@ def _read(file: BinaryIO, header: Header, name: str, stored: Stored, out: Tensor
         read_dense(file, start(name), out)
     else:
         read_sparse(file, start(name + BITMASK), start(name + VALUES), out)
-    return out

@@ -37,8 +37,8 @@ def sweep(
             data goes through the dense model once, and each layer keeps what all levels share, the norms of its inputs
             (Wanda) or the factor of its inverse Hessian (SparseGPT; one float32 matrix of inputs x inputs per layer,
             on the host).
-        **options: ``pattern``, ``distribution``, ``layers``, ``include``, ``exclude``, ``samples`` and ``device`` of
-            :func:`horst.pruning.prune`.
+        **options: ``pattern``, ``distribution``, ``layers``, ``include``, ``exclude``, ``samples``, ``device``,
+            ``values`` and ``group_size`` of :func:`horst.pruning.prune`.
 
     Returns:
         One dictionary per level, the dense model's first: ``method``, ``sparsity`` as asked for,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Literal, get_args
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.parameters.modes import Batch
+from horst.parameters.quantization import GROUP_SIZE, Grid, parse_values
 from horst.parameters.sharding import Shard
 from horst.pruning.calibration import calibrate
 from horst.pruning.chains import block_sequences, layers_by_block, outer_blocks
@@ -47,6 +48,8 @@ def prune(
     samples: int | None = 128,
     sequential: bool = True,
     device: torch.device | str | None = None,
+    values: str | None = None,
+    group_size: int = GROUP_SIZE,
 ) -> Report:
     """Prune a model in place, in one shot.
 
@@ -75,6 +78,12 @@ def prune(
         sequential: Whether a block is calibrated on what the pruned blocks before it return (as the reference codes
             do) or on what the dense ones do (one pass less through each block).
         device: Device to compute on, one block at a time; None is where the model is.
+        values: Precision to round the kept weights to: ``"int8"``, ``"int4"``, ``"int3"``, ``"int2"``, ``"bfloat16"``
+            or None. The model keeps its dtype; :func:`horst.export.save_sparse` with the same ``values`` stores these
+            weights without further loss. SparseGPT rounds to integers while it prunes, so that the columns to the right
+            make up for the rounding, too; with ``sparsity=0`` it rounds alone, and zeros stay zeros. Other methods
+            round to the nearest afterwards.
+        group_size: Consecutive inputs of a row that share a scale, for integers.
 
     Returns:
         The sparsity, and where known the error, of each layer.
@@ -87,7 +96,7 @@ def prune(
     """
     plan = Plan(
         model, method=method, data=data, pattern=pattern, distribution=distribution, layers=layers, include=include,
-        exclude=exclude, samples=samples, device=device,
+        exclude=exclude, samples=samples, device=device, values=values, group_size=group_size,
     )  # fmt: skip
     return plan.prune(sparsity, sequential=sequential)
 
@@ -106,6 +115,8 @@ class Plan:
     exclude: Sequence[str] = ()
     samples: int | None = 128
     device: torch.device | str | None = None
+    values: str | None = None
+    group_size: int = GROUP_SIZE
     #: Of the dense model, by layer: the norms of the inputs, once they are known.
     norms: dict[str, Tensor] = field(default_factory=dict, init=False)
 
@@ -113,6 +124,7 @@ class Plan:
         check_model(self.model)
         self.how = _method(self.method, self.distribution)
         self.units = parse_pattern(self.pattern)
+        self._check_values()
         if isinstance(self.units, Block) and not (self.units.is_unstructured or self.how.removes_blocks):
             raise ValueError(
                 f"{self.how.name} prunes single weights or N:M, got blocks of {self.units.rows} x "
@@ -246,7 +258,18 @@ class Plan:
         how = Magnitude() if has_seen_nothing else self.how
         error = how.prune(W, {key: value.to(device) for key, value in prepared.items()}, self.units, count)
         layer.inputs_last.copy_(W.view(layer.inputs_last.shape))
-        return PrunedLayer(layer.name, layer.shape, int(W.count_nonzero()), error)
+        if not (isinstance(how, SparseGPT) and how.grid):
+            self._round(layer)
+        return PrunedLayer(layer.name, layer.shape, int(layer.inputs_last.count_nonzero()), error)
+
+    def _round(self, layer: Layer) -> None:
+        """Round the weights to the nearest values of the precision asked for."""
+        is_matrix = layer.inputs_last.dim() == 2
+        weight = layer.inputs_last if is_matrix else layer.param.detach()  # files group all inputs of a convolution
+        if isinstance(self.precision, Grid):
+            weight.copy_(self.precision.round(weight.flatten(1)).view(weight.shape))
+        elif self.precision is not None:
+            weight.copy_(weight.to(self.precision))
 
     def present(self) -> Report:
         """The layers as they are now."""
@@ -272,6 +295,18 @@ class Plan:
                 )
         else:
             check_sparsity(sparsity, self.units)
+
+    def _check_values(self) -> None:
+        self.precision = parse_values(self.values, self.group_size)
+        if not isinstance(self.precision, Grid):
+            return
+        if isinstance(self.units, NM) and self.group_size % self.units.m:
+            raise ValueError(
+                f"group_size must be a multiple of {self.units.m} for {self.units.n}:{self.units.m}, got "
+                f"{self.group_size}."
+            )
+        if isinstance(self.how, SparseGPT):
+            self.how = replace(self.how, grid=self.precision)
 
     def _check_distribution(self) -> None:
         if isinstance(self.units, NM) and self.distribution != "uniform":

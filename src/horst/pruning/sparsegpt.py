@@ -7,18 +7,22 @@ not yet frozen raises the squared output error least if the entries to its right
     \delta_{>j} = -\frac{w_j}{U_{jj}}\, U_{j,>j}, \qquad H^{-1} = U^T U \text{ with } U \text{ upper triangular},
 
 and raises it by :math:`\tfrac12 (w_j / U_{jj})^2`: that is the score. One triangular factor serves all rows and all
-columns. :math:`U` is found without ever inverting H: with J the reversal of the order and :math:`J H J = L L^T`, the
+columns. A weight that is rounded from :math:`w_j` to :math:`q_j` instead of removed is the same with
+:math:`w_j - q_j` in the place of :math:`w_j`: with a grid, removing and rounding are one pass.
+
+:math:`U` is found without ever inverting H: with J the reversal of the order and :math:`J H J = L L^T`, the
 matrix :math:`R = J L J` is upper triangular, :math:`H = R R^T`, so :math:`U = R^{-1}`.
 
 All of it runs in float32 with TF32 off.
 
-References: Frantar and Alistarh, *SparseGPT* (2023).
+References: Frantar and Alistarh, *SparseGPT* (2023); Frantar et al., *GPTQ* (2023), for rounding alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horst.parameters.quantization import Grid, choose_scales
 from horst.pruning.method import Method, Prepared, Statistic
 from horst.sparsity.masks import NM, Block
 from horst.sparsity.selection import smallest
@@ -137,7 +142,15 @@ def inverse_factor(H: Tensor, *, damping: float = 0.01, name: str = "the layer")
 
 
 def compensate(
-    W: Tensor, U: Tensor, dead: Tensor, *, pattern: Block | NM | None = None, count: int = 0, block: int = 128
+    W: Tensor,
+    U: Tensor,
+    dead: Tensor,
+    *,
+    pattern: Block | NM | None = None,
+    count: int = 0,
+    block: int = 128,
+    grid: Grid | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, float]:
     """Prune a matrix column after column, the columns to the right making up for what goes.
 
@@ -153,10 +166,14 @@ def compensate(
             frozen.
         count: Number of single weights to remove; not read for N:M.
         block: Columns whose updates the rest of the matrix receives in one product.
+        grid: Grid to round the kept weights to, each when its column is reached; None does not round. The scale of a
+            group is chosen when its first column is reached. A block is then at least a group, and weights that are 0
+            at the start stay 0, beyond ``count``.
+        dtype: Dtype that the rounded weights must be exact in.
 
     Returns:
-        The pruned matrix, and the sum of all squared errors ``(w_j / U_jj)^2``: the trace of ``D @ H @ D.T`` with D
-        the change of the live columns and H with its damping.
+        The pruned matrix, and the sum of all squared errors ``((w_j - q_j) / U_jj)^2``, q_j being 0 or the rounded
+        weight: the trace of ``D @ H @ D.T`` with D the change of the live columns and H with its damping.
 
     Example:
         >>> W, U = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, -0.5], [0.0, 1.0]])
@@ -167,7 +184,9 @@ def compensate(
     Wt = W.t().clone(memory_format=torch.contiguous_format)  # a column of W is a contiguous row here
     Wt[dead] = 0.0
     group = pattern.m if isinstance(pattern, NM) else 1
-    block = max(block // group, 1) * group  # no group lies across two blocks
+    unit = group if grid is None else math.lcm(group, grid.group_size)
+    block = max(block // unit, 1) * unit  # no group lies across two blocks
+    zeros = torch.zeros_like(Wt, dtype=torch.bool) if grid is None else Wt == 0  # what stays 0
     live = (~dead).cumsum(0).tolist()  # live columns up to and with each
     budget = max(count - (columns - live[-1]) * rows, 0)
     total = W.new_zeros(())
@@ -176,23 +195,35 @@ def compensate(
         end = min(start + block, columns)
         w, u = Wt[start:end], U[start:end, start:end]
         d = u.diagonal()[:, None]
+        stay = zeros[start:end]
         if isinstance(pattern, NM):
             pruned = torch.empty(w.shape, dtype=torch.bool, device=w.device)
-            weight = torch.empty_like(w)
         else:
             goal = budget * live[end - 1] // max(live[-1], 1)
             has_dead = live[end - 1] - (live[start - 1] if start else 0) < end - start
             among = [(~dead[start:end, None]).expand(w.shape)] if has_dead else None
-            pruned = smallest([w / d], goal - done, among=among)[0]
-            weight, done = pruned / d, goal
+            pruned = smallest([w / d], goal - done, among=among)[0] | stay
+            done = goal
+        weight = torch.empty_like(w) if isinstance(pattern, NM) else pruned / d
         errors = torch.empty_like(w)
         for i in range(end - start):
             if isinstance(pattern, NM) and i % group == 0:
                 own = slice(i, i + group)
-                pruned[own] = ~pattern.mask(w[own] / d[own], input_dim=0)
+                pruned[own] = ~pattern.mask(w[own] / d[own], input_dim=0) | stay[own]
                 torch.div(pruned[own], d[own], out=weight[own])
-            # Two kernels per column: on a GPU the launches are the cost.
-            torch.mul(w[i], weight[i], out=errors[i])
+            if grid is None:
+                # Two kernels per column: on a GPU the launches are the cost.
+                torch.mul(w[i], weight[i], out=errors[i])
+            else:
+                if i % grid.group_size == 0:
+                    own, going = slice(i, i + grid.group_size), pruned[i : i + grid.group_size]
+                    if isinstance(pattern, NM):  # not known yet: the mask as it would be now
+                        going = ~pattern.mask(w[own] / d[own], input_dim=0) | stay[own]
+                    scales = choose_scales(w[own].masked_fill(going, 0.0).t().float(), grid, dtype).to(w.dtype)
+                rounded = (w[i] / scales).round_().clamp_(-grid.largest, grid.largest).mul_(scales)
+                rounded.masked_fill_(pruned[i], 0.0)
+                torch.div(w[i] - rounded, d[i], out=errors[i])
+                w[i] = rounded
             w[i + 1 :].addr_(u[i, i + 1 :], errors[i], alpha=-1.0)
         w.masked_fill_(pruned, 0.0)
         total += errors.square().sum()
@@ -207,6 +238,7 @@ class SparseGPT(Method):
     Args:
         damping: Number added to the diagonal of H, as a share of its mean.
         block: Columns that are chosen together.
+        grid: Grid to round the kept weights to in the same pass; None leaves them as they are.
 
     Example:
         >>> X = torch.randn(64, 8)
@@ -220,6 +252,7 @@ class SparseGPT(Method):
 
     damping: float = 0.01
     block: int = 128
+    grid: Grid | None = None
     name = "sparsegpt"
     statistic = Hessian
     removes_blocks = False  # it freezes one column at a time
@@ -248,7 +281,10 @@ class SparseGPT(Method):
         """Replace ``W`` by the pruned and compensated matrix."""
         dead, dense = prepared["dead"], W.to(torch.float32)
         with full_float32():
-            pruned, loss = compensate(dense, prepared["factor"], dead, pattern=pattern, count=count, block=self.block)
+            pruned, loss = compensate(
+                dense, prepared["factor"], dead, pattern=pattern, count=count, block=self.block, grid=self.grid,
+                dtype=W.dtype,
+            )  # fmt: skip
         # The loss counts the damping; dead columns have no output to lose.
         change = float((pruned - dense)[:, ~dead].square().sum())
         W.copy_(pruned)
