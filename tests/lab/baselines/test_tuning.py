@@ -23,7 +23,7 @@ def test_every_contender_has_an_entry():
 def test_every_contender_gets_the_same_number_of_tries_of_two_settings_that_it_reads(name, task):
     contender, tries = CONTENDERS[name], CONTENDERS[name].tries(task)
     assert len(contender.settings) == 2
-    assert tuple(contender.vision) == contender.settings
+    assert tuple(contender.vision) == tuple(contender.language)
     tried = {dataclasses.replace(Optimization(), **settings) for settings in tries}
     assert len(tried) == len(tries) == TRIES
     read = Optimization().settings(name)

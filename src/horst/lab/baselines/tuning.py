@@ -44,14 +44,14 @@ class Contender:
             >>> CONTENDERS["horst"].settings
             ('lr', 'alpha')
         """
-        return tuple(self.language)
+        return tuple(name for name, values in self.language.items() if len(values) > 1)
 
     def tries(self, task: Task) -> list[dict[str, Any]]:
         """The settings of each try, for ``dataclasses.replace(optimization, **settings)``.
 
         Example:
             >>> CONTENDERS["horst"].tries("language")[0]
-            {'lr': 0.002, 'alpha': 5.0}
+            {'lr': 0.002, 'alpha': 5.0, 'mirror': 'all'}
         """
         grid = {"language": self.language, "vision": self.vision}[task]
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -60,6 +60,10 @@ class Contender:
 _LR: Grid = {"lr": (2e-3, 4e-3, 8e-3)}
 _VISION_LR: Grid = {"lr": (3e-3, 1e-2, 3e-2)}
 _ALPHA: Grid = {"alpha": (5.0, 20.0)}
+# Settings with one value are what the guides recommend, and not tuned.
+_HORST: Grid = {"alpha": (5.0, "auto"), "mirror": ("all",)}
+_HORST_L1: Grid = {"alpha": ("auto",), "mirror": ("all",)}
+_BLOCKS: Grid = {"mirror": ("blocks",)}  # where AdamW has its l1
 
 CONTENDERS: dict[Name, Contender] = {
     "adamw": Contender(
@@ -73,15 +77,15 @@ CONTENDERS: dict[Name, Contender] = {
         about="HORST: AdamW, then an entropy-mirror step along the same direction",
         formula="theta_half = AdamW; theta_half exp(-alpha sign(theta_half) u)",
         source="the paper, Algorithm 2",
-        language={**_LR, **_ALPHA},
-        vision={**_VISION_LR, **_ALPHA},
+        language={**_LR, **_HORST},
+        vision={**_VISION_LR, **_HORST},
     ),
     "horst-l1": Contender(
         about="HORST and a soft threshold of the matrices in the blocks",
         formula="soft(HORST's theta, lr l1)",
         source="this library",
-        language={"lr": (4e-3, 8e-3), "l1": (0.02, 0.05, 0.1)},
-        vision={"lr": (3e-3, 1e-2), "l1": (0.01, 0.03, 0.1)},
+        language={"lr": (4e-3, 8e-3), "l1": (0.02, 0.05, 0.1), **_HORST_L1},
+        vision={"lr": (3e-3, 1e-2), "l1": (0.01, 0.03, 0.1), **_HORST_L1},
     ),
     "horst-muon": Contender(
         about="Muon in the blocks and AdamW elsewhere, each with the mirror step",
@@ -122,15 +126,15 @@ CONTENDERS: dict[Name, Contender] = {
         about="AdamW with an L1 penalty in the gradient",
         formula="g + penalty sign(theta) in place of g",
         source="textbook",
-        language={"lr": (2e-3, 8e-3), "penalty": (1e-5, 3e-5, 1e-4)},
-        vision={"lr": (3e-3, 1e-2), "penalty": (1e-5, 1e-4, 1e-3)},
+        language={"lr": (2e-3, 8e-3), "penalty": (1e-5, 3e-5, 1e-4), **_BLOCKS},
+        vision={"lr": (3e-3, 1e-2), "penalty": (1e-5, 1e-4, 1e-3), **_BLOCKS},
     ),
     "adamw-l1": Contender(
         about="AdamW and a soft threshold: proximal AdamW",
         formula="soft(AdamW's theta, lr l1)",
         source="proximal gradient descent, decoupled as weight decay is",
-        language={"lr": (4e-3, 8e-3), "l1": (0.02, 0.05, 0.1)},
-        vision={"lr": (3e-3, 1e-2), "l1": (0.01, 0.03, 0.1)},
+        language={"lr": (4e-3, 8e-3), "l1": (0.02, 0.05, 0.1), **_BLOCKS},
+        vision={"lr": (3e-3, 1e-2), "l1": (0.01, 0.03, 0.1), **_BLOCKS},
     ),
     "spred": Contender(
         about="spred: block weights as products of two factors with decay, which is an L1 penalty",

@@ -257,7 +257,11 @@ RECIPES: dict[str, Recipe] = {
         about="Beyond the paper: every contender with equal tries, vision transformers with 90 % zeros",
         run=partial(compare.run, name="compare_vision"),
         scales={
-            "cpu": partial(compare.VisionComparison, run=_DIGITS, device="cpu"),
+            "cpu": partial(
+                compare.VisionComparison,
+                run=changed(_DIGITS, optimization=Optimization(lr=5e-3, betas=(0.9, 0.95))),
+                device="cpu",
+            ),
             "gpu": partial(
                 compare.VisionComparison, run=_lr1e_3(_CIFAR), contenders=compare_contenders.VISION_GPU, **_GIVEN
             ),
