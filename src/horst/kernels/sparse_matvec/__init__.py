@@ -17,6 +17,7 @@ __all__ = [
     "Launch",
     "SparseRows",
     "default_launch",
+    "expand",
     "pack",
     "sparse_matvec",
     "sparse_matvec_reference",
@@ -50,3 +51,19 @@ def sparse_matvec(x: Tensor, matrix: SparseRows, bias: Tensor | None = None, lau
 
     launch = launch or default_launch(matrix.shape[0], matrix.columns.numel(), len(x))
     return sparse_matvec_triton(x, matrix, bias, launch)
+
+
+def expand(matrix: SparseRows) -> Tensor:
+    """The dense matrix, by the kernel where it runs; equal to :func:`unpack`.
+
+    Example:
+        >>> import torch
+        >>> expand(pack(torch.tensor([[0.0, 2.0], [1.0, 0.0]])))
+        tensor([[0., 2.],
+                [1., 0.]])
+    """
+    if not runs_kernels(matrix.columns) or 0 in matrix.shape:
+        return unpack(matrix)
+    from horst.kernels.sparse_matvec.triton import expand_triton
+
+    return expand_triton(matrix)

@@ -142,3 +142,45 @@ def _launch(x: Tensor, matrix: SparseRows, bias: Tensor | None, launch: Launch, 
         ALIGN=matrix.align, ROWS=launch.rows, BLOCK=launch.block, OVERLAP=launch.overlap,
         num_warps=launch.warps, **options,
     )  # fmt: skip
+
+
+@triton.jit
+def _expand_kernel(
+    columns_ptr, values_ptr, starts_ptr, order_ptr, scales_ptr, dense_ptr, n_rows, width,
+    DTYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    stored = tl.program_id(0)
+    begin = tl.load(starts_ptr + stored) * ALIGN
+    end = tl.load(starts_ptr + stored + 1) * ALIGN
+    row = tl.load(order_ptr + stored)
+    # int64: a large matrix has more places than an int32 can count
+    row_ptr = dense_ptr + row.to(tl.int64) * width
+    zero = tl.zeros((BLOCK,), DTYPE)
+    for offset in range(0, width, BLOCK):
+        column = offset + tl.arange(0, BLOCK)
+        tl.store(row_ptr + column, zero, mask=column < width)
+    tl.debug_barrier()  # the zeros of all threads before the values of any
+    for offset in range(begin, end, BLOCK):
+        place = offset + tl.arange(0, BLOCK)
+        entry = tl.load(columns_ptr + place, mask=place < end, other=0)
+        if values_ptr is None:
+            kept = entry != 0
+            weight = _as_float((entry >> 16) & 0xFFFF, DTYPE)
+        else:
+            value = tl.load(values_ptr + place, mask=place < end, other=0)
+            kept = value != 0
+            weight = value.to(tl.float32)
+        if scales_ptr is not None:
+            weight *= tl.load(scales_ptr + row)
+        tl.store(row_ptr + (entry.to(tl.int32) & 0xFFFF), cast_nearest(weight, DTYPE), mask=kept)
+
+
+def expand_triton(matrix: SparseRows) -> Tensor:
+    """The dense matrix, in one launch."""
+    rows, width = matrix.shape
+    dense = torch.empty(rows, width, dtype=matrix.dtype, device=matrix.columns.device)
+    _expand_kernel[(rows,)](
+        matrix.columns, matrix.values, matrix.starts, matrix.order, matrix.scales, dense, rows, width,
+        DTYPE=TRITON_DTYPES[matrix.dtype], ALIGN=matrix.align, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    return dense
