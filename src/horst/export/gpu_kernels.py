@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import math
 from collections.abc import Callable
 
@@ -24,14 +25,23 @@ from torch import Tensor, nn
 from horst.export.cpu_kernels import Plan
 from horst.kernels.sparse_matvec import Launch, SparseRows, expand, pack, sparse_matvec
 from horst.kernels.sparse_matvec.operator import encode, sparse_linear
+from horst.kernels.sparse_matvec.staged import can_stage
 from horst.kernels.sparse_matvec.timing import copies_beyond_cache, graph_seconds
+
+_log = logging.getLogger(__name__)
 
 # The number of tokens at which sparse must be faster than dense, unless a user says otherwise: generation of one text.
 GPU_TOKENS = (1,)
 # Where a launch and an expanded weight are compared besides.
 _OTHER_TOKENS = (1, 4, 16, 64)
 # The launches that were best on a layer of a Llama, at some sparsity and number of tokens.
-LAUNCHES = {str(launch): launch for launch in (Launch(4, 128, 4), Launch(1, 512, 4), Launch(1, 256, 1))}
+LAUNCHES = {
+    str(launch): launch
+    for launch in (
+        *(Launch(16, 512, 16, staged=True), Launch(32, 512, 16, staged=True), Launch(64, 512, 32, staged=True)),
+        *(Launch(4, 128, 4, overlap=True), Launch(16, 32, 4, overlap=True), Launch(1, 512, 1, overlap=True)),
+    )
+}
 
 
 class RowsWeight(nn.Module):
@@ -76,8 +86,8 @@ def launches_of(plan: Plan) -> dict[int, Launch]:
     """The launches of a plan, each with the largest number of tokens that it is for.
 
     Example:
-        >>> launches_of(Plan({1: {"4 x 128, 4 warps": 1.0}, 16: {"expanded": 1.0}}))
-        {4: Launch(rows=4, block=128, warps=4, overlap=False)}
+        >>> launches_of(Plan({1: {"4 x 128, 4 warps, overlapping": 1.0}, 16: {"expanded": 1.0}}))
+        {4: Launch(rows=4, block=128, warps=4, overlap=True, staged=False)}
     """
     counts = sorted(plan.seconds)
     # As far as Plan.kernel takes the nearer number, by ratio.
@@ -118,6 +128,7 @@ def measure(
             calls: dict[str, list[Callable[[], Tensor]]] = {
                 name: [functools.partial(sparse_matvec, x, copy, bias, launch) for copy in sparse]
                 for name, launch in LAUNCHES.items()
+                if _works(launch, x, matrix, bias)
             }
             if count > 1:
                 calls["expanded"] = [functools.partial(_expanded, x, copy, bias) for copy in sparse]
@@ -125,6 +136,23 @@ def measure(
                 calls["dense"] = [functools.partial(F.linear, x, copy, bias) for copy in dense]
             seconds[count] = {name: graph_seconds(copies) for name, copies in calls.items()}
     return Plan(seconds)
+
+
+def _works(launch: Launch, x: Tensor, matrix: SparseRows, bias: Tensor) -> bool:
+    """Whether a launch runs here and gives the product of the expanded weight, up to rounding."""
+    if launch.staged and not can_stage(matrix):
+        return False
+    try:
+        y = sparse_matvec(x, matrix, bias, launch).float()
+    except RuntimeError as error:
+        _log.warning("the launch %s is left out: %s", launch, str(error).splitlines()[0])
+        return False
+    expected = F.linear(x.float(), expand(matrix).float(), bias.float())
+    error = float((y - expected).norm() / expected.norm().clamp(min=1e-30))
+    if not error < 1e-2:
+        _log.warning("the launch %s is left out: its product differs from the dense one by %.1e", launch, error)
+        return False
+    return True
 
 
 def _expanded(x: Tensor, matrix: SparseRows, bias: Tensor | None) -> Tensor:

@@ -143,7 +143,7 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] | None = None, keep_dens
     Left dense: weights shared with another module (a head tied to the embedding), subclasses of ``nn.Linear`` (their
     ``forward`` may differ), layers with hooks, layers inside ``nn.TransformerEncoderLayer`` (which reads their weights
     past their ``forward``), the stacked experts of mixture models, on a CPU all that is not float32, and on a GPU what
-    has more than 65536 inputs. The log says how many, and why.
+    has more than 65535 inputs. The log says how many, and why.
 
     Args:
         model: The pruned model. Zeros are what its weights say; no mask is needed.

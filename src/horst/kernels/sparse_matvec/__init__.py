@@ -1,6 +1,7 @@
 """Inputs times a sparse matrix, for a few tokens: the cost is per weight that is kept.
 
-``layout.py`` says how the matrix is stored, ``reference.py`` holds the formula, ``triton.py`` the kernel.
+``layout.py`` says how the matrix is stored, ``reference.py`` holds the formula, ``triton.py`` one
+kernel and ``staged.cu`` another, which is faster where it runs.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ def sparse_matvec(x: Tensor, matrix: SparseRows, bias: Tensor | None = None, lau
         )
     if not runs_kernels(x) or not x.numel() or not matrix.shape[0]:
         return sparse_matvec_reference(x, matrix, bias)
+    launch = launch or default_launch(matrix.shape[0], matrix.columns.numel(), len(x))
+    if launch.staged:
+        from horst.kernels.sparse_matvec.staged import sparse_matvec_staged
+
+        return sparse_matvec_staged(x, matrix, bias, launch)
     from horst.kernels.sparse_matvec.triton import sparse_matvec_triton
 
-    launch = launch or default_launch(matrix.shape[0], matrix.columns.numel(), len(x))
     return sparse_matvec_triton(x, matrix, bias, launch)
 
 

@@ -2,7 +2,8 @@
 
 A 16-bit value and its column share one 32-bit word: the value in the upper half, so that a bfloat16 is a float32 after
 one mask, the column in the lower. Wider and narrower values (float32, int8) have an array of their own beside 16-bit
-columns. Every row begins at a multiple of :data:`ALIGN` entries, for loads of 16 bytes; what fills it up is value 0.
+columns. Every row begins at a multiple of :data:`ALIGN` entries, for loads of 16 bytes; what fills it up is value 0,
+in words with a column one past the last.
 
 Entries are not in the order of their columns. In a chunk of :data:`CHUNK` entries, neighbouring threads load four
 neighbouring entries each, and the first of the four is gathered by all of a warp at once: those 32 are neighbours in
@@ -22,7 +23,7 @@ from torch import Tensor
 ALIGN = {"words": 4, "arrays": 16}
 # Entries of one warp's widest load: 32 threads with four words each.
 CHUNK = 128
-MOST_COLUMNS = 1 << 16
+MOST_COLUMNS = (1 << 16) - 1
 _PACKED_DTYPES = (torch.bfloat16, torch.float16)
 _SEPARATE_DTYPES = (torch.float32, torch.int8)
 
@@ -118,7 +119,7 @@ def pack(weight: Tensor, *, int8: bool = False) -> SparseRows:
     scales = None
     if in_words:
         words = column.int() | (nonzero.view(torch.int16).int() << 16)
-        columns, values = torch.zeros(size, dtype=torch.int32, device=weight.device), None
+        columns, values = torch.full((size,), width, dtype=torch.int32, device=weight.device), None
         columns[place] = words
     else:
         columns = torch.zeros(size, dtype=torch.int16, device=weight.device)
@@ -152,7 +153,7 @@ def entries(matrix: SparseRows) -> tuple[Tensor, Tensor, Tensor]:
         value = matrix.values
         if matrix.scales is not None:
             value = (value.float() * matrix.scales[row]).to(matrix.dtype)
-    return row, column, value
+    return row, torch.where(value != 0, column, 0), value
 
 
 def unpack(matrix: SparseRows) -> Tensor:

@@ -23,20 +23,20 @@ def encode(launches: dict[int, Launch]) -> list[int]:
 
     Example:
         >>> encode({1: Launch(1, 512, 4), 16: Launch(4, 128, 4)})
-        [1, 1, 512, 4, 0, 16, 4, 128, 4, 0]
+        [1, 1, 512, 4, 0, 0, 16, 4, 128, 4, 0, 0]
     """
     return [
         number
         for most, launch in sorted(launches.items())
-        for number in (most, launch.rows, launch.block, launch.warps, int(launch.overlap))
+        for number in (most, launch.rows, launch.block, launch.warps, int(launch.overlap), int(launch.staged))
     ]
 
 
 def _launch_for(tokens: int, steps: Sequence[int]) -> Launch | None:
-    for k in range(0, len(steps), 5):
-        most, rows, block, warps, overlap = steps[k : k + 5]
+    for k in range(0, len(steps), 6):
+        most, rows, block, warps, overlap, staged = steps[k : k + 6]
         if tokens <= most:
-            return Launch(rows, block, warps, bool(overlap))
+            return Launch(rows, block, warps, bool(overlap), bool(staged))
     return None
 
 

@@ -76,7 +76,7 @@ def _sparse_matvec_kernel(
         column = entry.to(tl.int32) & 0xFFFF
         # A value of zero only fills its row up. It must not meet an infinite input.
         if values_ptr is None:
-            kept = entry != 0
+            kept = (entry >> 16) != 0
             weight = _as_float((entry >> 16) & 0xFFFF, DTYPE)
         else:
             kept = value != 0
@@ -164,7 +164,7 @@ def _expand_kernel(
         place = offset + tl.arange(0, BLOCK)
         entry = tl.load(columns_ptr + place, mask=place < end, other=0)
         if values_ptr is None:
-            kept = entry != 0
+            kept = (entry >> 16) != 0
             weight = _as_float((entry >> 16) & 0xFFFF, DTYPE)
         else:
             value = tl.load(values_ptr + place, mask=place < end, other=0)

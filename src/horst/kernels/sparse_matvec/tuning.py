@@ -15,7 +15,9 @@ class Launch:
         rows: Rows of the matrix per program.
         block: Entries of each row that a program reads per step; a power of two.
         warps: Warps per program.
-        overlap: Whether the launch may begin while the kernel before it ends; see the kernel.
+        overlap: Whether the launch may begin while the kernel before it ends; see the Triton kernel.
+        staged: Whether the kernel is the one with the inputs in shared memory, else Triton's. There, ``block`` is the
+            entries in flight per warp, a multiple of 128.
 
     Example:
         >>> str(Launch(4, 128, 4, overlap=True))
@@ -26,10 +28,12 @@ class Launch:
     block: int
     warps: int
     overlap: bool = False
+    staged: bool = False
 
     def __str__(self) -> str:
         warps = "1 warp" if self.warps == 1 else f"{self.warps} warps"
-        return f"{self.rows} x {self.block}, {warps}" + (", overlapping" if self.overlap else "")
+        words = [warps, *(["overlapping"] if self.overlap else []), *(["staged"] if self.staged else [])]
+        return f"{self.rows} x {self.block}, {', '.join(words)}"
 
 
 def default_launch(rows: int, entries: int, tokens: int) -> Launch:
@@ -37,7 +41,7 @@ def default_launch(rows: int, entries: int, tokens: int) -> Launch:
 
     Example:
         >>> default_launch(4096, 4096 * 400, tokens=1)
-        Launch(rows=4, block=128, warps=4, overlap=False)
+        Launch(rows=4, block=128, warps=4, overlap=False, staged=False)
     """
     if rows < 2048 and entries >= 512 * rows:  # too few rows for one warp each: four warps share one
         return Launch(1, 512, 4)
