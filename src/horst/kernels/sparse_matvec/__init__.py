@@ -46,9 +46,9 @@ def sparse_matvec(x: Tensor, matrix: SparseRows, bias: Tensor | None = None, lau
         raise ValueError(
             f"inputs must be of shape (tokens, {matrix.shape[1]}) in {matrix.dtype}, got {tuple(x.shape)} in {x.dtype}."
         )
-    if not runs_kernels(x) or not x.numel() or not matrix.shape[0]:
-        return sparse_matvec_reference(x, matrix, bias)
     launch = launch or default_launch(matrix.shape[0], matrix.columns.numel(), len(x))
+    if not (x.is_cuda if launch.staged else runs_kernels(x)) or not x.numel() or not matrix.shape[0]:
+        return sparse_matvec_reference(x, matrix, bias)
     if launch.staged:
         from horst.kernels.sparse_matvec.staged import sparse_matvec_staged
 

@@ -119,7 +119,7 @@ def side_by_side(x: Tensor) -> tuple[Tensor, int, int]:
         columns_first[:, :tokens] = x.t()
     per_gather = min(slots, 64 // bits)
     wide = {32: torch.int32, 64: torch.int64}[bits * per_gather]
-    return columns_first.view(wide), slots // per_gather, per_gather
+    return columns_first.reshape(-1).view(wide), slots // per_gather, per_gather
 
 
 def sparse_matvec_triton(x: Tensor, matrix: SparseRows, bias: Tensor | None, launch: Launch) -> Tensor:
