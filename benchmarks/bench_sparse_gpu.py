@@ -382,8 +382,10 @@ def bench_model(report: Report, size: str, sparsity: float, compiled: bool) -> N
     for way in ("graph", "compiled graph") if compiled else ("graph",):
         try:
             steps = {name: Decoding(model, prompt, 1024, way != "graph") for name, model in models.items()}
-        except Exception as error:  # a version of transformers that cannot be captured: the rest still counts
-            report.notes.append(f"{way}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        except Exception as failure:  # a version of transformers that cannot be captured: the rest still counts
+            report.notes.append(
+                f"{way}: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
+            )
             print(report.notes[-1], flush=True)
             continue
         rounds: dict[str, list[float]] = {name: [] for name in steps}

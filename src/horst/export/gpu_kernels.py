@@ -148,9 +148,9 @@ def _works(launch: Launch, x: Tensor, matrix: SparseRows, bias: Tensor) -> bool:
         _log.warning("the launch %s is left out: %s", launch, str(error).splitlines()[0])
         return False
     expected = F.linear(x.float(), expand(matrix).float(), bias.float())
-    error = float((y - expected).norm() / expected.norm().clamp(min=1e-30))
-    if not error < 1e-2:
-        _log.warning("the launch %s is left out: its product differs from the dense one by %.1e", launch, error)
+    difference = float((y - expected).norm() / expected.norm().clamp(min=1e-30))
+    if not difference < 1e-2:
+        _log.warning("the launch %s is left out: its product differs from the dense one by %.1e", launch, difference)
         return False
     return True
 

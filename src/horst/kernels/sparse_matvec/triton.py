@@ -46,7 +46,7 @@ def _zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """A tuple of sums, one for each token. Blocks of three dimensions would be moved between threads."""
     sums = ()
     for _ in tl.static_range(COUNT):
-        sums = sums + (tl.zeros((ROWS, BLOCK), tl.float32),)  # noqa: RUF005 (Triton knows no unpacking)
+        sums = sums + (tl.zeros((ROWS, BLOCK), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005 (no unpacking)
     return sums
 
 
@@ -86,7 +86,7 @@ def _sparse_matvec_kernel(
             found = tl.load(x_ptr + GATHERS * column + gather, mask=kept, other=0)
             for k in tl.static_range(PER_GATHER):
                 added = sums[gather * PER_GATHER + k] + weight * _as_float(found >> (k * BITS), DTYPE)
-                new_sums = new_sums + (added,)  # noqa: RUF005 (Triton knows no unpacking)
+                new_sums = new_sums + (added,)  # type: ignore[assignment]  # noqa: RUF005 (no unpacking)
         sums = new_sums
         entry, value = next_entry, next_value
     row = tl.load(order_ptr + stored, mask=exists, other=0)
