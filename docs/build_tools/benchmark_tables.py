@@ -88,3 +88,35 @@ def pruning_speed_table(results: Sequence[Result]) -> Table:
         ("seconds", "{seconds:.2f}"),
         ("peak MiB on the device", lambda row: f"{row['peak_bytes'] / 2**20:,.0f}"),
     )
+
+
+def sparse_layers_table(results: Sequence[Result], *, tokens: int = 1) -> Table:
+    """Sparse layers on a GPU beside cuBLAS: one row per layer and sparsity, rows of like length."""
+    return from_rows(
+        [
+            row
+            for row in results[0].rows
+            if row["what"] == "layer" and row["form"] == "sparse" and row["tokens"] == tokens
+            if row["row_lengths"] == "alike"
+        ],
+        ("layer", "{outputs} x {inputs}"),
+        ("zeros", "{sparsity:.0%}"),
+        ("x memory", "{bytes_of_dense:.2f}"),
+        ("us", "{microseconds:.1f}"),
+        ("x floor", lambda row: f"{row['microseconds'] / row['floor_microseconds']:.1f}"),
+        ("times faster than cuBLAS", "{times_faster:.2f}"),
+    )
+
+
+def sparse_models_table(results: Sequence[Result]) -> Table:
+    """A Llama that generates one text, dense and sparse: one row per way of running it."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "model"],
+        ("model", "{model}"),
+        ("zeros", "{sparsity:.0%}"),
+        ("way", "{way}"),
+        ("form", "{form}"),
+        ("x memory", "{memory_ratio:.2f}"),
+        ("tokens per second", "{tokens_per_second:,.0f}"),
+        ("times faster", "{times_faster:.2f}"),
+    )

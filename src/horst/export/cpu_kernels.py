@@ -19,10 +19,14 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Inputs of this many tokens at a time: the table of a layer with 4096 inputs is then 1 MiB, about the cache of a core.
 # Measured best, or within a few per cent of it, among 16 to 256 on layers of 768 to 4096 inputs.
@@ -77,6 +81,63 @@ def bag_linear(x: Tensor, csr: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
+class CsrWeight(nn.Module):
+    """A weight in compressed sparse rows, and its products on a CPU. Its parts are buffers and in no state dict."""
+
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.shape = tuple(weight.shape)
+        self._csr: Tensor | None = to_csr(weight)
+        parts = (self._csr.crow_indices(), self._csr.col_indices(), self._csr.values())
+        for name, part in zip(("rows", "columns", "values"), parts, strict=True):
+            self.register_buffer(name, part, persistent=False)
+
+    @property
+    def csr(self) -> Tensor:
+        """The weight as a sparse tensor that shares memory with the buffers."""
+        if self._csr is None:
+            self._csr = csr_tensor(self.rows, self.columns, self.values, self.shape)
+        return self._csr
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of inputs, values and outputs."""
+        return self.values.dtype
+
+    @property
+    def kept(self) -> int:
+        """Number of stored values."""
+        return self.values.numel()
+
+    def to_dense(self) -> Tensor:
+        """The dense weight."""
+        return self.csr.to_dense()
+
+    def check(self, x: Tensor) -> None:
+        """Raise where the kernels cannot take ``x``, or the weight where it is now."""
+        if x.dtype != torch.float32 or self.dtype != torch.float32 or x.device.type != "cpu":
+            raise ValueError(
+                f"this SparseLinear computes in float32 on a CPU, got {x.dtype} on {x.device} (its weight is "
+                f"{self.dtype} on {self.values.device}). Move and convert the dense model, then make it sparse."
+            )
+
+    def linear(self, x: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
+        """``x @ weight.T + bias``, by the kernel that the plan has for this number of tokens."""
+        tokens = x.reshape(-1, self.shape[1])
+        return KERNELS[plan.kernel(len(tokens))](tokens, self.csr, bias).view(*x.shape[:-1], self.shape[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_csr": None}  # copy.deepcopy knows no sparse tensors; made again on use
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._csr = None  # the buffers are about to be replaced
+        return super()._apply(fn, recurse)
+
+
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "dense": F.linear,
     "csr": csr_linear,
@@ -92,6 +153,8 @@ def available_kernels() -> list[str]:
 @dataclass(frozen=True)
 class Plan:
     """The choice of kernel by number of tokens: for each measured number, seconds by kernel.
+
+    At a number without seconds for ``"dense"``, a sparse kernel is chosen whatever dense would take.
 
     Example:
         >>> plan = Plan({1: {"dense": 5.0, "csr": 1.0, "bag": 7.0}, 100: {"dense": 5.0, "csr": 6.0, "bag": 2.0}})
@@ -116,11 +179,16 @@ class Plan:
     @staticmethod
     def _best(seconds: dict[str, float]) -> str:
         sparse = min((name for name in seconds if name != "dense"), key=lambda name: seconds[name])
-        return sparse if seconds[sparse] <= MARGIN * seconds["dense"] else "dense"
+        return sparse if seconds[sparse] <= MARGIN * seconds.get("dense", math.inf) else "dense"
 
 
-def plan_for(weight: Tensor, tokens: Sequence[int] = TOKENS) -> Plan:
+def plan_for(weight: Tensor, tokens: Sequence[int] | None = None) -> Plan:
     """Measure, once on this machine for each shape, sparsity in per cent and number of threads, which kernel to use.
+
+    Args:
+        weight: Matrix of outputs x inputs, on the device to measure on.
+        tokens: Numbers of tokens at which sparse kernels are compared with dense; None takes 1 to 512 on a CPU, and 1
+            on a GPU.
 
     Example:
         >>> sorted(plan_for(torch.eye(64), tokens=(1, 16)).seconds)
@@ -128,7 +196,11 @@ def plan_for(weight: Tensor, tokens: Sequence[int] = TOKENS) -> Plan:
     """
     per_cent = round(100 * int(weight.count_nonzero()) / max(weight.numel(), 1))
     rows, columns = weight.shape
-    return _measure(rows, columns, per_cent, tuple(tokens), torch.get_num_threads())
+    if weight.is_cuda:
+        from horst.export.gpu_kernels import GPU_TOKENS, measure
+
+        return measure(rows, columns, per_cent, tuple(tokens or GPU_TOKENS), weight.dtype, weight.device)
+    return _measure(rows, columns, per_cent, tuple(tokens or TOKENS), torch.get_num_threads())
 
 
 @functools.cache

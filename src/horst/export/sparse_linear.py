@@ -1,21 +1,22 @@
-"""Linear layers with a sparse weight, for inference on a CPU: fewer bytes, and faster where measured so."""
+"""Linear layers with a sparse weight, for inference: fewer bytes, and faster where measured so."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horst.export.cpu_kernels import KERNELS, TOKENS, Plan, csr_tensor, plan_for, to_csr
+from horst.export.cpu_kernels import CsrWeight, Plan, plan_for
+from horst.export.gpu_kernels import RowsWeight, is_plan
+from horst.kernels.backends import runs_kernels
+from horst.kernels.sparse_matvec import why_not_packed
 from horst.sparsity.layers import check_model, expert_stacks, is_conv1d
 from horst.user_warnings import warn_user
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
@@ -24,17 +25,20 @@ _HOPELESS_SPARSITY = 0.3
 
 
 class SparseLinear(nn.Module):
-    """``nn.Linear`` or Hugging Face's ``Conv1D`` with the weight in compressed sparse rows, for inference in float32.
+    """``nn.Linear`` or Hugging Face's ``Conv1D`` with a sparse weight, for inference.
 
-    Outputs equal the dense layer's up to rounding in float32. One difference: a zero weight ignores its input, also
-    where that is infinite or NaN. ``weight`` and ``state_dict()`` give the dense weight back, made on use: right, but a
-    model that reads ``weight`` in every forward pass (T5 does, for its dtype) gains nothing. ``load_state_dict`` takes
-    such a dense weight, with zeros wherever they are; the plan stays the one made for the first weight.
+    On a CPU, in float32, the weight is in compressed sparse rows. On a GPU, in bfloat16, float16 or float32, it is in
+    words of value and column (:mod:`horst.kernels.sparse_matvec`).
+
+    Outputs equal the dense layer's up to rounding. One difference: a zero weight ignores its input, also where that is
+    infinite or NaN. ``weight`` and ``state_dict()`` give the dense weight back, made on use: right, but a model that
+    reads ``weight`` in every forward pass (T5 does, for its dtype) gains nothing. ``load_state_dict`` takes such a
+    dense weight, with zeros wherever they are; the plan stays the one made for the first weight.
 
     Args:
-        layer: The dense layer, on the CPU.
-        plan: Choice of kernel by number of tokens, see :func:`horst.export.cpu_kernels.plan_for`; measured if left
-            out. The dense weight is kept too where the plan may choose the dense kernel.
+        layer: The dense layer, on the device it will run on.
+        plan: Choice of kernel by number of tokens, see :func:`horst.export.plan_for`; measured if left out. The dense
+            weight is kept too where the plan may choose the dense kernel.
 
     Example:
         >>> layer = nn.Linear(64, 32)
@@ -45,9 +49,7 @@ class SparseLinear(nn.Module):
         True
     """
 
-    rows: Tensor
-    columns: Tensor
-    values: Tensor
+    stored: CsrWeight | RowsWeight
     bias: Tensor | None
     dense: Tensor | None
 
@@ -57,37 +59,25 @@ class SparseLinear(nn.Module):
         if not self._inputs_first and not isinstance(layer, nn.Linear):
             raise TypeError(f"SparseLinear takes nn.Linear or transformers' Conv1D, got {type(layer).__name__}.")
         weight = out_by_in(layer).detach()
-        if weight.dtype != torch.float32 or weight.device.type != "cpu":
-            raise ValueError(
-                f"the sparse form is for float32 on a CPU, the layer is {weight.dtype} on {weight.device}. Convert the "
-                "model first: model.float().cpu()."
-            )
+        on_gpu = weight.is_cuda if plan is None else is_plan(plan)
+        if (reason := why_not_packed(weight) if on_gpu else _why_not_csr(weight)) is not None:
+            raise ValueError(f"{reason}. {'Keep the layer dense' if on_gpu else 'Convert it: model.float().cpu()'}.")
         self.plan = plan if plan is not None else plan_for(weight)
         self.out_features, self.in_features = weight.shape
         bias = getattr(layer, "bias", None)
-        for name in ("rows", "columns", "values", "dense"):
-            self.register_buffer(name, None, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self.register_buffer("dense", None, persistent=False)
         self._store(weight)
         self.train(layer.training)
 
     def _store(self, weight: Tensor) -> None:
-        self._csr: Tensor | None = to_csr(weight)
-        self.rows, self.columns, self.values = self._csr.crow_indices(), self._csr.col_indices(), self._csr.values()
+        self.stored = RowsWeight(weight, self.plan) if is_plan(self.plan) else CsrWeight(weight)
         self.dense = weight if "dense" in self.plan.choices() else None
-
-    @property
-    def csr(self) -> Tensor:
-        """The weight as a sparse tensor that shares memory with the buffers."""
-        if self._csr is None:
-            shape = (self.out_features, self.in_features)
-            self._csr = csr_tensor(self.rows, self.columns, self.values, shape)
-        return self._csr
 
     @property
     def weight(self) -> Tensor:
         """The dense weight in the layout of the layer it came from: a new tensor, made on use."""
-        dense = self.csr.to_dense() if self.dense is None else self.dense
+        dense = self.stored.to_dense() if self.dense is None else self.dense
         return dense.t().contiguous() if self._inputs_first else dense.contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,32 +87,18 @@ class SparseLinear(nn.Module):
                 "SparseLinear is for inference and has no gradient. Call the model under torch.no_grad(), or train the "
                 "dense model (horst.sparsity.keep_zeros keeps its zeros)."
             )
-        if x.dtype != torch.float32 or self.values.dtype != torch.float32 or x.device.type != "cpu":
-            raise ValueError(
-                f"SparseLinear computes in float32 on a CPU, got {x.dtype} on {x.device} (its weight is "
-                f"{self.values.dtype} on {self.values.device})."
-            )
-        shape = (*x.shape[:-1], self.out_features)
+        self.stored.check(x)
         if not x.numel():
-            return x.new_zeros(shape)
-        tokens = x.reshape(-1, self.in_features)
-        kernel = self.plan.kernel(len(tokens))
-        weight = self.dense if kernel == "dense" else self.csr
-        assert weight is not None  # the constructor keeps what the plan may choose
-        return KERNELS[kernel](tokens, weight, self.bias).view(shape)
+            return x.new_zeros(*x.shape[:-1], self.out_features)
+        if self.dense is not None and self.plan.kernel(x.numel() // self.in_features) == "dense":
+            return F.linear(x, self.dense, self.bias)
+        return self.stored.linear(x, self.bias, self.plan)
 
     def extra_repr(self) -> str:
         """Shapes, and what is stored."""
-        density = self.values.numel() / max(self.in_features * self.out_features, 1)
+        density = self.stored.kept / max(self.in_features * self.out_features, 1)
         kept = ", dense weight kept" if self.dense is not None else ""
         return f"{self.in_features}, {self.out_features}, sparsity={1 - density:.4f}{kept}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_csr": None}  # copy.deepcopy knows no sparse tensors; made again on use
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._csr = None  # the buffers are about to be replaced
-        return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = self.weight
@@ -149,27 +125,30 @@ class SparseLinear(nn.Module):
         if weight.shape != (stored := shape[::-1] if self._inputs_first else shape):
             error_msgs.append(f"size mismatch for {key}: the state's is {tuple(weight.shape)}, the model's {stored}.")
             return
-        device = self.values.device
-        weight = weight.to("cpu", self.values.dtype, copy=True)
+        weight = weight.to(self.stored.columns.device, self.stored.dtype, copy=True)
         self._store(weight.t() if self._inputs_first else weight)
-        self.to(device)
 
 
-def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bool = False) -> nn.Module:
-    """Replace, in place, the linear layers that are faster sparse on this CPU by :class:`SparseLinear`.
+def sparsify(model: nn.Module, *, tokens: Sequence[int] | None = None, keep_dense: bool = False) -> nn.Module:
+    """Replace, in place, the linear layers that are faster sparse on this machine by :class:`SparseLinear`.
 
-    Dense and sparse kernels are timed on this machine, once for each shape, sparsity and number of threads, so the
-    first call takes a second or two per shape. A layer is replaced if a sparse kernel is at least 10 % faster, at every
-    number of tokens in ``tokens``; its dense weight is then let go. The model is put into ``eval()`` mode, without
-    gradients.
+    Dense and sparse kernels are timed where the weights are, on the CPU or the GPU, once for each shape, sparsity and
+    number of threads, so the first call takes a few seconds per shape. A layer is replaced if a sparse kernel is at
+    least 10 % faster, at every number of tokens in ``tokens``; its dense weight is then let go. The model is put into
+    ``eval()`` mode, without gradients.
+
+    On a GPU the gain is for a few tokens: for generation. A call with many (a prompt) makes the weight dense for its
+    duration, which costs a little time and no memory that stays.
 
     Left dense: weights shared with another module (a head tied to the embedding), subclasses of ``nn.Linear`` (their
     ``forward`` may differ), layers with hooks, layers inside ``nn.TransformerEncoderLayer`` (which reads their weights
-    past their ``forward``), the stacked experts of mixture models, and all that is not float32 on the CPU.
+    past their ``forward``), the stacked experts of mixture models, on a CPU all that is not float32, and on a GPU what
+    has more than 65535 inputs. The log says how many, and why.
 
     Args:
         model: The pruned model. Zeros are what its weights say; no mask is needed.
         tokens: Numbers of tokens (batch times length) that the model will see per call: ``(1,)`` for generation alone.
+            None takes 1 to 512 on a CPU, and 1 on a GPU.
         keep_dense: Whether to replace layers that are faster sparse at only some numbers of ``tokens`` too; they keep
             the dense weight beside the sparse one and use the faster of the two, at the price of more memory than dense
             alone.
@@ -180,16 +159,19 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
         Linear(in_features=8, out_features=8, bias=True)
     """
     check_model(model)
-    if not isinstance(tokens, Iterable):
-        raise TypeError(f"tokens must be a list of counts, got {tokens!r}. For one count write ({tokens!r},).")
-    tokens = tuple(tokens)
-    if not tokens or not all(isinstance(count, int) and count > 0 for count in tokens):
-        raise ValueError(f"tokens must be a list of counts of at least 1, got {tokens}. (1, 512) is one.")
+    if tokens is not None:
+        if not isinstance(tokens, Iterable):
+            raise TypeError(f"tokens must be a list of counts, got {tokens!r}. For one count write ({tokens!r},).")
+        tokens = tuple(tokens)
+        if not tokens or not all(isinstance(count, int) and count > 0 for count in tokens):
+            raise ValueError(f"tokens must be a list of counts of at least 1, got {tokens}. (1, 512) is one.")
     model.eval().requires_grad_(False)
-    replaced, candidates = 0, linear_layers(model)
+    replaced, candidates, dense = 0, linear_layers(model), Counter[str]()
+    kinds = sorted({f"{layer.weight.dtype} on {layer.weight.device}" for layer in candidates.values()})
     for name, layer in candidates.items():
         sparse = _sparse_form(layer, tokens, keep_dense)
-        if sparse is None:
+        if isinstance(sparse, str):
+            dense[sparse] += 1
             continue
         replaced += 1
         if not name:
@@ -197,16 +179,16 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] = TOKENS, keep_dense: bo
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, sparse)
     _log.info("%d of %d linear layers are now sparse", replaced, len(candidates))
+    for reason, count in dense.items():
+        level = logging.INFO if reason in (_FEW_ZEROS, _DENSE_IS_FASTER) else logging.WARNING
+        _log.log(level, "%d linear layers stay dense: %s", count, reason)
     warn_of_experts(model)
-    kinds = {f"{layer.weight.dtype} on {layer.weight.device}" for layer in candidates.values()}
-    if other := sorted(kinds - {"torch.float32 on cpu"}):
-        _log.warning("layers in %s stay dense: the sparse form is for float32 on a CPU", ", ".join(other))
     if not replaced:
-        kinds_found = f", in {', '.join(sorted(kinds))}" if kinds else ""
+        kinds_found = f", in {', '.join(kinds)}" if kinds else ""
         warn_user(
-            f"sparsify() converted none of {len(candidates)} linear layers{kinds_found}: it needs float32 weights on "
-            "the CPU with enough zeros (about 80 %) that a sparse kernel is faster here. Prune further, or keep the "
-            "dense model."
+            f"sparsify() converted none of {len(candidates)} linear layers{kinds_found}: it needs weights in float32 on"
+            " a CPU, or in bfloat16, float16 or float32 on a GPU, with enough zeros (about 80 %) that a sparse kernel "
+            "is faster here. Prune further, or keep the dense model."
         )
     return model
 
@@ -251,13 +233,32 @@ def out_by_in(layer: nn.Module) -> Tensor:
     return weight.t() if is_conv1d(layer) else weight
 
 
-def _sparse_form(layer: nn.Module, tokens: tuple[int, ...], keep_dense: bool) -> SparseLinear | None:
+_FEW_ZEROS = "they have too few zeros for any sparse kernel"
+_DENSE_IS_FASTER = "no sparse kernel was measured faster at all of the token counts"
+
+
+def _sparse_form(layer: nn.Module, tokens: tuple[int, ...] | None, keep_dense: bool) -> SparseLinear | str:
+    """The layer made sparse, or the reason why it stays dense."""
     weight = out_by_in(layer)
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.numel() == 0:
-        return None
+    if weight.numel() == 0:
+        return "they have no weights"
+    if (reason := _why_not_rows(weight) if weight.is_cuda else _why_not_csr(weight)) is not None:
+        return reason
     if 1 - int(weight.count_nonzero()) / weight.numel() < _HOPELESS_SPARSITY:
-        return None
+        return _FEW_ZEROS
     plan = plan_for(weight, tokens)
     if plan.choices() == {"dense"} or ("dense" in plan.choices() and not keep_dense):
-        return None
+        return _DENSE_IS_FASTER
     return SparseLinear(layer, plan)
+
+
+def _why_not_csr(weight: Tensor) -> str | None:
+    if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return f"on a CPU the sparse form is for float32, the layer is {weight.dtype} on {weight.device}"
+    return None
+
+
+def _why_not_rows(weight: Tensor) -> str | None:
+    return (
+        why_not_packed(weight) if runs_kernels(weight) else "the kernel for a GPU needs Triton, which is not installed"
+    )

@@ -1,0 +1,159 @@
+"""Unstructured sparsity on a GPU: which way to compute ``x @ W.T + b`` is fastest when.
+
+- ``dense``: cuBLAS, the zeros multiplied like the rest.
+- a launch of :mod:`horst.kernels.sparse_matvec`: each kept weight is read once for up to 16 tokens. For a few tokens
+  a dense layer takes as long as its weights take to be read, and 10 % of them with their columns are a fifth of the
+  bytes.
+- ``expanded``: the sparse weight made dense for one call, then cuBLAS. For many tokens, where the product itself is
+  most of the time; no dense weight is kept between calls.
+
+Which one wins depends on shape, sparsity, tokens and GPU, so it is measured, once for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from horst.export.cpu_kernels import Plan
+from horst.kernels.sparse_matvec import Launch, SparseRows, expand, pack, sparse_matvec
+from horst.kernels.sparse_matvec.operator import encode, sparse_linear
+from horst.kernels.sparse_matvec.staged import can_stage
+from horst.kernels.sparse_matvec.timing import copies_beyond_cache, graph_seconds
+
+_log = logging.getLogger(__name__)
+
+# The number of tokens at which sparse must be faster than dense, unless a user says otherwise: generation of one text.
+GPU_TOKENS = (1,)
+# Where a launch and an expanded weight are compared besides.
+_OTHER_TOKENS = (1, 4, 16, 64)
+# The launches that were best on a layer of a Llama, at some sparsity and number of tokens.
+LAUNCHES = {
+    str(launch): launch
+    for launch in (
+        *(Launch(16, 512, 16, staged=True), Launch(32, 512, 16, staged=True), Launch(64, 512, 32, staged=True)),
+        *(Launch(4, 128, 4, overlap=True), Launch(16, 32, 4, overlap=True), Launch(1, 512, 1, overlap=True)),
+    )
+}
+
+
+class RowsWeight(nn.Module):
+    """A weight as :class:`~horst.kernels.sparse_matvec.SparseRows`, and its products. In no state dict."""
+
+    columns: Tensor
+    values: Tensor | None
+    starts: Tensor
+    order: Tensor
+
+    def __init__(self, weight: Tensor, plan: Plan) -> None:
+        super().__init__()
+        stored = pack(weight)
+        self.shape, self.dtype, self.kept = stored.shape, stored.dtype, int(weight.count_nonzero())
+        self._steps = encode(launches_of(plan))
+        for name in ("columns", "values", "starts", "order"):
+            self.register_buffer(name, getattr(stored, name), persistent=False)
+
+    @property
+    def matrix(self) -> SparseRows:
+        """The weight as the kernel takes it."""
+        return SparseRows(self.columns, self.values, self.starts, self.order, None, self.shape, self.dtype)
+
+    def to_dense(self) -> Tensor:
+        """The dense weight."""
+        return expand(self.matrix)
+
+    def check(self, x: Tensor) -> None:
+        """Raise where the kernels cannot take ``x``."""
+        if x.dtype != self.dtype or x.device != self.columns.device:
+            raise ValueError(
+                f"this SparseLinear computes in {self.dtype} on {self.columns.device}, got {x.dtype} on {x.device}. "
+                "Move and convert the dense model, then make it sparse."
+            )
+
+    def linear(self, x: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
+        """``x @ weight.T + bias``, by the launch that the plan had for this number of tokens."""
+        return sparse_linear(x, self.matrix, bias, self._steps)
+
+
+def launches_of(plan: Plan) -> dict[int, Launch]:
+    """The launches of a plan, each with the largest number of tokens that it is for.
+
+    Example:
+        >>> launches_of(Plan({1: {"4 x 128, 4 warps, overlapping": 1.0}, 16: {"expanded": 1.0}}))
+        {4: Launch(rows=4, block=128, warps=4, overlap=True, staged=False)}
+    """
+    counts = sorted(plan.seconds)
+    # As far as Plan.kernel takes the nearer number, by ratio.
+    reach = [math.isqrt(a * b) for a, b in itertools.pairwise(counts)] + [1 << 31]
+    sparse = [_fastest_sparse(plan.seconds[count]) for count in counts]
+    if "expanded" in sparse:  # from there on: launches gain nothing with more tokens
+        cut = sparse.index("expanded")
+        counts, reach, sparse = counts[:cut], reach[:cut], sparse[:cut]
+    return {most: LAUNCHES[name] for most, name in zip(reach, sparse, strict=True)}
+
+
+def _fastest_sparse(seconds: dict[str, float]) -> str:
+    return min((name for name in seconds if name != "dense"), key=seconds.__getitem__)
+
+
+def is_plan(plan: Plan) -> bool:
+    """Whether a plan is one for a GPU: it names launches."""
+    return any(name in LAUNCHES or name == "expanded" for seconds in plan.seconds.values() for name in seconds)
+
+
+@functools.cache
+@torch.no_grad()
+def measure(
+    rows: int, columns: int, density_per_cent: int, tokens: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Plan:
+    """Seconds of each kernel on a random weight, at ``tokens`` beside dense, and at some more without it."""
+    with torch.cuda.device(device):
+        generator = torch.Generator(device).manual_seed(0)
+        weight = torch.randn(rows, columns, device=device, dtype=dtype, generator=generator)
+        keep = torch.rand(rows, columns, device=device, generator=generator) < density_per_cent / 100
+        weight.masked_fill_(~keep, 0)
+        bias, matrix = torch.randn(rows, device=device, dtype=dtype, generator=generator), pack(weight)
+        dense = [weight.clone() for _ in range(copies_beyond_cache(weight.nbytes, device))]
+        sparse = [matrix.map(torch.clone) for _ in range(copies_beyond_cache(matrix.nbytes, device))]
+        seconds: dict[int, dict[str, float]] = {}
+        for count in sorted({*tokens, *_OTHER_TOKENS}):
+            x = torch.randn(count, columns, device=device, dtype=dtype, generator=generator)
+            calls: dict[str, list[Callable[[], Tensor]]] = {
+                name: [functools.partial(sparse_matvec, x, copy, bias, launch) for copy in sparse]
+                for name, launch in LAUNCHES.items()
+                if _works(launch, x, matrix, bias)
+            }
+            if count > 1:
+                calls["expanded"] = [functools.partial(_expanded, x, copy, bias) for copy in sparse]
+            if count in tokens:
+                calls["dense"] = [functools.partial(F.linear, x, copy, bias) for copy in dense]
+            seconds[count] = {name: graph_seconds(copies) for name, copies in calls.items()}
+    return Plan(seconds)
+
+
+def _works(launch: Launch, x: Tensor, matrix: SparseRows, bias: Tensor) -> bool:
+    """Whether a launch runs here and gives the product of the expanded weight, up to rounding."""
+    if launch.staged and not can_stage(matrix):
+        return False
+    try:
+        y = sparse_matvec(x, matrix, bias, launch).float()
+    except RuntimeError as error:
+        _log.warning("the launch %s is left out: %s", launch, str(error).splitlines()[0])
+        return False
+    expected = F.linear(x.float(), expand(matrix).float(), bias.float())
+    difference = float((y - expected).norm() / expected.norm().clamp(min=1e-30))
+    if not difference < 1e-2:
+        _log.warning("the launch %s is left out: its product differs from the dense one by %.1e", launch, difference)
+        return False
+    return True
+
+
+def _expanded(x: Tensor, matrix: SparseRows, bias: Tensor | None) -> Tensor:
+    return F.linear(x, expand(matrix), bias)
