@@ -33,6 +33,7 @@ def everything() -> dict[str, list[dict[str, str]]]:
     """By kind, one row per entry: its name, and one line about it."""
     import horst
     from horst import sparsity
+    from horst.lab.baselines.learned_thresholds import learn_thresholds
     from horst.pruning import OWL
     from horst.pruning.one_shot import METHODS
 
@@ -54,7 +55,8 @@ def everything() -> dict[str, list[dict[str, str]]]:
         "optimizers": [{"optimizer": f"horst.{thing.__name__}", "about": _first_line(thing)} for thing in optimizers],
         "sparsity methods": [
             {"method": thing.__name__, "about": _first_line(thing)} for thing in (*masks, *sparsity.PRESETS.values())
-        ],
+        ]
+        + [{"method": "str (of the lab)", "about": _first_line(learn_thresholds)}],
         "pruning methods": [
             *({"method": name, "about": _first_line(thing)} for name, thing in METHODS.items()),
             {"method": "owl (a distribution)", "about": _first_line(OWL)},
