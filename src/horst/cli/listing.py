@@ -38,11 +38,12 @@ def everything() -> dict[str, list[dict[str, str]]]:
     from horst.pruning.one_shot import METHODS
 
     named = {name: getattr(sparsity, name) for name in sparsity.__all__}
-    masks = [
+    masks: list[Any] = [
         thing
         for thing in named.values()
         if isinstance(thing, type) and issubclass(thing, sparsity.Sparsifier) and thing is not sparsity.Sparsifier
     ]
+    masks += sparsity.PRESETS.values()
     optimizers: list[Any] = [
         horst.HORST,
         horst.HAM,
@@ -54,9 +55,9 @@ def everything() -> dict[str, list[dict[str, str]]]:
         "recipes": recipe_rows(),
         "optimizers": [{"optimizer": f"horst.{thing.__name__}", "about": _first_line(thing)} for thing in optimizers],
         "sparsity methods": [
-            {"method": thing.__name__, "about": _first_line(thing)} for thing in (*masks, *sparsity.PRESETS.values())
-        ]
-        + [{"method": "str (of the lab)", "about": _first_line(learn_thresholds)}],
+            *({"method": thing.__name__, "about": _first_line(thing)} for thing in masks),
+            {"method": "str (of the lab)", "about": _first_line(learn_thresholds)},
+        ],
         "pruning methods": [
             *({"method": name, "about": _first_line(thing)} for name, thing in METHODS.items()),
             {"method": "owl (a distribution)", "about": _first_line(OWL)},
