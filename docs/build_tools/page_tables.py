@@ -74,6 +74,16 @@ def fine_tuning_table(results: Sequence[Result]) -> Table:
     return Table(columns=["perplexity after so many steps", "alpha", "seed", *map(str, steps)], rows=rows)
 
 
+def gradient_scaling_table(results: Sequence[Result]) -> Table:
+    """Accuracy of each seed without and with scaled gradients, one row per optimizer and learning rate."""
+    runs: dict[tuple[str, float], dict[bool, list[str]]] = {}
+    for row in results[0].rows:
+        both = runs.setdefault((row["optimizer"], row["lr"]), {False: [], True: []})
+        both[row["scale_gradients"]].append(f"{100 * row['accuracy']:.2f}")
+    rows = [[name, f"{lr:g}", ", ".join(both[False]), ", ".join(both[True])] for (name, lr), both in runs.items()]
+    return Table(columns=["accuracy in % of each seed", "learning rate", "plain", "scaled"], rows=rows)
+
+
 def gpt2_headline_figure(results: Sequence[Result]) -> Any:
     """The README's figure: perplexity against actual zeros, pruned by magnitude."""
     return against_zeros(results, where=headline_rows, panels=lambda row: "GPT-2 small, pruned by magnitude")
@@ -292,6 +302,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         benchmark_tables.cifar_table,
     ),
     "acdc_digits": (files("acdc_digits", folder="results/sparsity"), digits_table),
+    "gradient_scaling": (files("rigl_gradient_scaling", folder="results/sparsity"), gradient_scaling_table),
     # beyond the paper
     "compare_language": (COMPARE_LANGUAGE, comparison),
     "compare_vision": (COMPARE_VISION, comparison),

@@ -33,16 +33,18 @@ def everything() -> dict[str, list[dict[str, str]]]:
     """By kind, one row per entry: its name, and one line about it."""
     import horst
     from horst import sparsity
+    from horst.lab.baselines.learned_thresholds import learn_thresholds
     from horst.lab.baselines.tuning import CONTENDERS
     from horst.pruning import OWL
     from horst.pruning.one_shot import METHODS
 
     named = {name: getattr(sparsity, name) for name in sparsity.__all__}
-    masks = [
+    masks: list[Any] = [
         thing
         for thing in named.values()
         if isinstance(thing, type) and issubclass(thing, sparsity.Sparsifier) and thing is not sparsity.Sparsifier
     ]
+    masks += sparsity.PRESETS.values()
     optimizers: list[Any] = [
         horst.HORST,
         horst.HAM,
@@ -55,7 +57,8 @@ def everything() -> dict[str, list[dict[str, str]]]:
         "optimizers": [{"optimizer": f"horst.{thing.__name__}", "about": _first_line(thing)} for thing in optimizers],
         "contenders": [{"optimizer": name, "about": contender.about} for name, contender in CONTENDERS.items()],
         "sparsity methods": [
-            {"method": thing.__name__, "about": _first_line(thing)} for thing in (*masks, *sparsity.PRESETS.values())
+            *({"method": thing.__name__, "about": _first_line(thing)} for thing in masks),
+            {"method": "str (of the lab)", "about": _first_line(learn_thresholds)},
         ],
         "pruning methods": [
             *({"method": name, "about": _first_line(thing)} for name, thing in METHODS.items()),

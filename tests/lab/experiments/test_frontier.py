@@ -269,6 +269,9 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
     for row in result.rows:
         assert 0.0 <= row["top1"] <= 1.0
         weights = 12 * row["width"] ** 2
+        if row["method"] in ("set", "svite"):  # weights that grow start at zero, and may get no gradient or no step
+            assert row["zeros"] >= row["sparsity"] - 4 / weights
+            continue
         assert row["zeros"] == pytest.approx(row["sparsity"], abs=4 / weights), "four layers may round by one each"
     again = RECIPES["frontier_vision"].run(config)
     assert again.rows == result.rows, "runs that were finished are taken from their files"

@@ -18,7 +18,7 @@ import torch
 
 from horst.fields import option
 from horst.lab.baselines.contenders import Name, Optimization
-from horst.lab.experiments import identity, language_model, vision_model
+from horst.lab.experiments import identity, language_model, mask_methods, vision_model
 from horst.lab.experiments import table6_gpt2_one_shot as one_shot
 from horst.lab.experiments.frontier_points import LANGUAGE, VISION
 from horst.lab.experiments.frontier_processes import side_by_side
@@ -164,7 +164,7 @@ def points(config: LanguageStudy | VisionStudy) -> Iterator[Point]:
             asked = settings.pop("sparsity", getattr(config, "sparsity", 0.0))
             seeds = [settings.pop("seeds")] if "seeds" in settings else config.seeds
             methods = config.methods if isinstance(config, LanguageStudy) and method == "all" else (method,)
-            if not set(methods) <= set(get_args(one_shot.PruningMethod if language else vision_model.Method)):
+            if not set(methods) <= set(get_args(one_shot.PruningMethod if language else mask_methods.Method)):
                 raise ValueError(f"methods of a point must be known ones, got {method!r} in {text!r}.")
             run = _changed(config.run, settings)
             for seed in seeds:

@@ -155,6 +155,7 @@ KINDS: Mapping[str, Kind] = {
         _VISION,
         _table("Mean accuracy over seeds and their deviation, by learning rate", digits_table),
     ),
+    "rigl_gradient_scaling": Kind("Scaled gradients in RigL, on digits", _VISION, _rows_as_they_are),
     "frontier_language": Kind("Beyond the paper: alpha and the learning rate, language", _BEYOND, frontier.language),
     "frontier_vision": Kind("Beyond the paper: alpha and the learning rate, vision", _BEYOND, frontier.vision),
     "frontier_compositions": Kind("Beyond the paper: other compositions", _BEYOND, frontier.compositions),
