@@ -243,7 +243,7 @@ def quantize_head(model: nn.Module) -> nn.Module:
                 _log.warning("%s shares the head's weight and keeps it in float32: it is no plain nn.Embedding", name)
     if not has_int8_product():
         warn_user(
-            "this build of torch has no exact int8 product for this CPU: the head is smaller now, and slower. Where time "
+            "this build of torch has no exact int8 product for this CPU: the head is smaller now, and slower. If time "
             "matters, keep the float32 head."
         )
     return model
