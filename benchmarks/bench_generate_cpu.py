@@ -86,7 +86,7 @@ def forms(model: nn.Module, prompt: int) -> dict[str, nn.Module]:
 
 
 def logit_errors(models: dict[str, nn.Module], exact: nn.Module, tokens: Tensor) -> dict[str, Row]:
-    """Root mean square error of the logits as a share of their deviation, and how often the first choice is the same."""
+    """Root mean square error of the logits as a share of their deviation; how often the first choice is the same."""
     expected = exact(tokens).logits
     found = {}
     for name, model in models.items():
@@ -155,9 +155,7 @@ def heads(weight: Tensor, x: Tensor) -> dict[str, Callable[[], Tensor]]:
         "int8, quantize_head": lambda: int8(x),
         "int8, linear_dynamic": lambda: dynamic(x),
         "int8, _int_mm": integers,
-        "int8 weight, bfloat16 inputs": lambda: torch._weight_int8pack_mm(
-            x.bfloat16(), rows, scales.bfloat16()
-        ).float(),
+        "int8 weight, bfloat16 inputs": lambda: torch._weight_int8pack_mm(x.bfloat16(), rows, low_scales).float(),
         "int8 weight, float32 inputs": lambda: torch._weight_int8pack_mm(x, rows, scales),
         "one pass over int8 bytes": lambda: rows.view(torch.int64).sum(),
     }

@@ -98,9 +98,11 @@ def evaluation(loaded: LoadedModel, options: Options, device: torch.device) -> I
         images = open_images(options.data, loaded, batch_size=64, device=device, workers=0)
         yield lambda model: {"top1": accuracy(model, evaluation_images(images, loaded))["top1"]}
         return
+    from horst.cli.evaluate import check_has_perplexity
     from horst.cli.texts import choose_context, token_file
     from horst.lab.data.token_batches import evaluation_batches
 
+    check_has_perplexity(loaded)
     context = choose_context(loaded, None)
     with token_file(options.data, loaded, "auto", "val") as path:
         batches = evaluation_batches(path, context=context, batch_size=1, vocabulary=loaded.vocabulary, device=device)

@@ -155,7 +155,7 @@ def _two_four(model: nn.Module, use: Use) -> Built:
 
 
 FORMS: Mapping[str, Form] = {
-    "dense": Form("as it is", _dense),
+    "dense": Form("dense, as it is", _dense),
     "dense-bfloat16": Form("dense, in bfloat16", _dense_bfloat16),
     "sparse-safetensors": Form("sparse file, values as they are", _sparse_file),
     **{

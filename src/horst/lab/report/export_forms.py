@@ -43,7 +43,7 @@ def forms_table(result: Result) -> Table:
     calls = "prompt tokens per s" if result.curves["unit"] == "tokens" else "images per s"
     columns += [(calls, "{inputs_per_s:.1f}"), ("times dense", "{speedup:.2f}")]
     columns += [(NAMES[name], lambda row, name=name: number(row[name], ".4g")) for name in result.curves["metrics"]]
-    columns += [("largest error", "{max_error:.1e}"), ("name in `compare`", "{form}")]
+    columns += [("largest error", "{max_error:.1e}"), ("name", "{form}")]
     return from_rows(result.rows, *columns)
 
 
