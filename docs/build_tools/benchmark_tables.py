@@ -88,3 +88,28 @@ def pruning_speed_table(results: Sequence[Result]) -> Table:
         ("seconds", "{seconds:.2f}"),
         ("peak MiB on the device", lambda row: f"{row['peak_bytes'] / 2**20:,.0f}"),
     )
+
+
+def generate_cpu_table(results: Sequence[Result]) -> Table:
+    """Generation with each form, one row per form and number of threads."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "generation"],
+        ("form", "{form}"),
+        ("threads", "{threads}"),
+        ("new tokens per s", "{tokens_per_s:.0f}"),
+        ("times faster", "{times_faster:.2f}"),
+        ("x memory", "{memory_ratio:.2f}"),
+        ("error of logits", "{logit_error:.1e}"),
+    )
+
+
+def head_cpu_table(results: Sequence[Result]) -> Table:
+    """One token through the head in each form, one row per form and number of threads."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "head"],
+        ("head", "{kernel}"),
+        ("threads", "{threads}"),
+        ("ms", "{milliseconds:.1f}"),
+        ("times faster", "{times_faster:.2f}"),
+        ("error of logits", "{logit_error:.1e}"),
+    )

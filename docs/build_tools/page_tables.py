@@ -333,6 +333,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "pruning_speed": (BENCH("pruning_h200"), benchmark_tables.pruning_speed_table),
     "export_files": (BENCH("export_cpu"), export_files_table),
     "export_models": (BENCH("export_cpu"), export_models_table),
+    "generate_cpu": (BENCH("generate_cpu"), benchmark_tables.generate_cpu_table),
+    "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
     "selection": (BENCH("sparsity_h200"), benchmark_tables.selection_table),
     "mask_overhead": (BENCH("sparsity_h200"), benchmark_tables.mask_overhead_table),
     # geometry

@@ -162,8 +162,8 @@ def _build(model: nn.Module, forms: Sequence[str], use: Use) -> tuple[dict[str, 
 def _generation(built: Mapping[str, Built], prompt: Tensor, new_tokens: int) -> dict[str, float]:
     """Tokens per second of generation, by form."""
     prompt = prompt[:1, :PROMPT]
-    options = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "use_cache": True}
-    options |= {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0}
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "pad_token_id": 0, "use_cache": True}
+    options |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False}
     calls: dict[str, Callable[[], object]] = {}
     for form, one in built.items():
         if one.timed and one.model is not None:
