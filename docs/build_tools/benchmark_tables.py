@@ -113,3 +113,16 @@ def head_cpu_table(results: Sequence[Result]) -> Table:
         ("times faster", "{times_faster:.2f}"),
         ("error of logits", "{logit_error:.1e}"),
     )
+
+
+def export_models_table(results: Sequence[Result]) -> Table:
+    """Memory and time beside dense, on one thread, one row per form and number of tokens."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "model" and row["threads"] == 1],
+        ("model", "{content}"),
+        ("tokens", "{tokens}"),
+        ("form", "{form}"),
+        ("x memory", "{memory_ratio:.2f}"),
+        ("ms", "{milliseconds:.0f}"),
+        ("times faster", "{speedup:.2f}"),
+    )
