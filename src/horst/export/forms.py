@@ -101,7 +101,8 @@ def _sparse_file(model: nn.Module, use: Use) -> Built:
 def _rounded_file(model: nn.Module, use: Use, *, values: str) -> Built:
     if "values" not in inspect.signature(save_sparse).parameters:
         raise ValueError("save_sparse stores values as they are in this version")
-    path = save_sparse(model, use.folder / f"{values}.safetensors", values=values)
+    options: dict[str, Any] = {"values": values}
+    path = save_sparse(model, use.folder / f"{values}.safetensors", **options)
     loaded = copy.deepcopy(model)
     load_sparse(path, loaded)
     return Built(path.stat().st_size, byte_size(loaded), loaded, caller(loaded, use.call), timed=False)
