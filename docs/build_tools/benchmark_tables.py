@@ -120,3 +120,41 @@ def sparse_models_table(results: Sequence[Result]) -> Table:
         ("tokens per second", "{tokens_per_second:,.0f}"),
         ("times faster", "{times_faster:.2f}"),
     )
+
+
+def generate_cpu_table(results: Sequence[Result]) -> Table:
+    """Generation with each form, one row per form and number of threads."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "generation"],
+        ("form", "{form}"),
+        ("threads", "{threads}"),
+        ("new tokens per s", "{tokens_per_s:.0f}"),
+        ("times faster", "{times_faster:.2f}"),
+        ("x memory", "{memory_ratio:.2f}"),
+        ("error of logits", "{logit_error:.1e}"),
+    )
+
+
+def head_cpu_table(results: Sequence[Result]) -> Table:
+    """One token through the head in each form, one row per form and number of threads."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "head"],
+        ("head", "{kernel}"),
+        ("threads", "{threads}"),
+        ("ms", "{milliseconds:.1f}"),
+        ("times faster", "{times_faster:.2f}"),
+        ("error of logits", "{logit_error:.1e}"),
+    )
+
+
+def export_models_table(results: Sequence[Result]) -> Table:
+    """Memory and time beside dense, on one thread, one row per form and number of tokens."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "model" and row["threads"] == 1],
+        ("model", "{content}"),
+        ("tokens", "{tokens}"),
+        ("form", "{form}"),
+        ("x memory", "{memory_ratio:.2f}"),
+        ("ms", "{milliseconds:.0f}"),
+        ("times faster", "{speedup:.2f}"),
+    )

@@ -153,19 +153,6 @@ def export_files_table(results: Sequence[Result]) -> Table:
     )
 
 
-def export_models_table(results: Sequence[Result]) -> Table:
-    """Memory and time beside dense, on one thread, one row per form and number of tokens."""
-    return from_rows(
-        [row for row in results[0].rows if row["what"] == "model" and row["threads"] == 1],
-        ("model", "{content}"),
-        ("tokens", "{tokens}"),
-        ("form", "{form}"),
-        ("x memory", "{memory_ratio:.2f}"),
-        ("ms", "{milliseconds:.0f}"),
-        ("times faster", "{speedup:.2f}"),
-    )
-
-
 def short_attention_table(results: Sequence[Result]) -> Table:
     """Each contender's time, and how many times the floor that is, one row per shape and direction."""
     measured: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
@@ -368,7 +355,9 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "short_attention": (BENCH("short_attention_h200"), short_attention_table),
     "pruning_speed": (BENCH("pruning_h200"), benchmark_tables.pruning_speed_table),
     "export_files": (BENCH("export_cpu"), export_files_table),
-    "export_models": (BENCH("export_cpu"), export_models_table),
+    "export_models": (BENCH("export_cpu"), benchmark_tables.export_models_table),
+    "generate_cpu": (BENCH("generate_cpu"), benchmark_tables.generate_cpu_table),
+    "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
     "selection": (BENCH("sparsity_h200"), benchmark_tables.selection_table),
     "mask_overhead": (BENCH("sparsity_h200"), benchmark_tables.mask_overhead_table),
     # geometry

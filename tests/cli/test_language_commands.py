@@ -194,18 +194,33 @@ def test_onnx_takes_any_number_of_sequences_and_tokens(horst, gpt2):
     numpy.testing.assert_allclose(found, logits(load_model(gpt2).model, tokens).numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_export_with_a_report(horst, gpt2):
+def test_export_with_a_report(horst, gpt2, texts):
     assert horst("prune", gpt2, "--sparsity", 0.9, "--out", "pruned").code == 0
-    words = ["--report", "--seconds", "0.01", "--tokens", "8"]
-    shown = horst("export", "pruned", "--to", "hugging-face", "--out", "dense", *words)
-    assert shown.code == 0
-    assert "sparse-linear" in shown.out
-    assert "sparse-safetensors" in pathlib.Path("dense/report.md").read_text()
+    words = ["--report", "--seconds", "0.01", "--tokens", "8", "--new-tokens", "2", "--device", "cpu"]
+    judged = ["--data", texts / "held_out.txt", "--eval-tokens", "64"]
+    shown = horst("export", "pruned", "--to", "hugging-face", "--out", "dense", *words, *judged)
+    assert shown.code == 0, shown.err
+    assert "sparse-linear-int8-head" in shown.out
+    assert "new tokens per s" in shown.out
+    assert "- 2:4 is left out: " in shown.out
+    page = pathlib.Path("dense/report.html").read_text()
+    assert "Smallest file: sparse file" in page
+    assert ">perplexity<" in page
     transformers.AutoModelForCausalLM.from_pretrained("dense")
     found = horst("export", "pruned", "--out", "sparse", *words, "--json").json
     forms = {row["form"]: row for row in found["forms"]}
     assert forms["sparse-safetensors"]["file_bytes"] == found["bytes"]
     assert forms["dense"]["milliseconds"] > 0
+    assert forms["dense"]["tokens_per_s"] > 0
+    assert "perplexity" not in forms["dense"]
+    speeds = [row["tokens_per_s"] for row in found["forms"] if row["tokens_per_s"] is not None]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_data_of_an_export_are_for_its_report(horst, gpt2):
+    refused = horst("export", gpt2, "--data", "text.txt")
+    assert refused.code == 2
+    assert "--data is what the report judges by: add --report." in refused.err
 
 
 def test_an_existing_directory_is_replaced_only_when_asked(horst, gpt2):

@@ -17,7 +17,7 @@ import horst as package
 from horst import cli
 from horst.cli import COMMANDS, prune
 from horst.cli.output import number, table
-from horst.export.comparison import FORMS
+from horst.export.forms import FORMS
 from horst.lab.baselines.contenders import Name
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result, environment

@@ -1,10 +1,12 @@
 """The comparison: rows with the right sizes, and plain words about what did not get faster."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
 
-from horst.export import compare, comparison, sparse_linear
+from horst.export import compare, comparison, forms, save_sparse, sparse_linear
 from horst.export.cpu_kernels import Plan
 
 
@@ -62,6 +64,77 @@ def test_onnx_is_measured_too():
     assert result.rows[1]["max_error"] < 1e-4
     assert 0.9 < result.rows[1]["file_ratio"] < 1.1
     assert "onnx stores and multiplies the zeros" in result.markdown()
+
+
+def tiny_gpt2():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 100, "n_positions": 32}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0)).eval()
+    for name, parameter in model.named_parameters():
+        if "c_" in name and parameter.dim() == 2:
+            parameter.data.masked_fill_(torch.rand(parameter.shape) < 0.9, 0)
+    return model
+
+
+def test_language_models_generate_in_every_form_that_runs(monkeypatch):
+    seen = []
+
+    def always(weight, tokens):
+        seen.append(tuple(tokens))
+        return Plan({1: {"dense": 1.0, "bag": 0.1}})
+
+    monkeypatch.setattr(sparse_linear, "plan_for", always)
+    model, tokens = tiny_gpt2(), torch.randint(100, (1, 12))
+    names = ("dense-bfloat16", "sparse-safetensors", "sparse-linear", "sparse-linear-int8-head")
+    result = compare(
+        model, {"input_ids": tokens, "use_cache": False}, forms=names, seconds=0.01, new_tokens=3,
+        evaluate=lambda one: {"mean": float(one(tokens).logits.double().mean())},
+    )  # fmt: skip
+    rows = {row["form"]: row for row in result.rows}
+    assert list(rows) == ["dense", *names]
+    assert set(seen) == {(1, 12)}  # one token when generating, twelve in the call
+    assert all((row["tokens_per_s"] is None) == (name == "sparse-safetensors") for name, row in rows.items())
+    assert rows["sparse-linear"]["generation_speedup"] == (
+        rows["sparse-linear"]["tokens_per_s"] / rows["dense"]["tokens_per_s"]
+    )
+    assert rows["dense-bfloat16"]["file_ratio"] == pytest.approx(0.5, abs=0.05)
+    assert 0 < rows["sparse-linear-int8-head"]["max_error"] < 0.05
+    assert rows["sparse-linear-int8-head"]["memory_bytes"] < rows["sparse-linear"]["memory_bytes"]
+    assert rows["sparse-safetensors"]["mean"] == rows["dense"]["mean"]
+    assert rows["dense-bfloat16"]["mean"] not in (None, rows["dense"]["mean"])
+    assert "| tokens per s | times faster | mean |" in result.markdown()
+
+
+def test_what_cannot_be_made_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(forms, "load_extra", lambda name: (_ for _ in ()).throw(ImportError(f"no {name}\nat all")))
+    result = compare(
+        pruned_model(), torch.zeros(2, 256), forms=("sparse-linear-int8-head", "onnx", "2:4"), seconds=0.01
+    )
+    assert [row["form"] for row in result.rows] == ["dense"]
+    left_out = [note for note in result.notes if "left out" in note]
+    assert left_out[0].startswith("sparse-linear-int8-head is left out: quantize_head takes a language model")
+    assert left_out[1] == "onnx is left out: no onnxruntime."
+    assert left_out[2].startswith("2:4 is left out: ")
+
+
+@pytest.mark.parametrize("values", ["bfloat16", "int8", "int4"])
+def test_rounded_files_are_measured_as_loaded_or_left_out(values):
+    name = f"sparse-safetensors-{values}"
+    model = pruned_model()
+    result = compare(model, torch.randn(3, 256), forms=("sparse-safetensors", name), seconds=0.01)
+    if "values" not in inspect.signature(save_sparse).parameters:
+        assert f"{name} is left out: save_sparse stores values as they are in this version." in result.notes
+        return
+    _, exact, rounded = result.rows
+    assert rounded["file_bytes"] < exact["file_bytes"]
+    assert rounded["max_error"] > 0
+    assert rounded["milliseconds"] is None
+
+
+def test_generation_needs_a_model_that_generates():
+    with pytest.raises(ValueError, match="new_tokens is for models with a method generate"):
+        compare(pruned_model(), torch.zeros(1, 256), new_tokens=2)
 
 
 def test_unknown_forms_are_refused():

@@ -67,9 +67,7 @@ def _perplexity(loaded: LoadedModel, options: Options, device: torch.device) -> 
     from horst.lab.data.token_files import open_tokens
     from horst.training import perplexity
 
-    name = type(loaded.model).__name__
-    if loaded.is_transformers and not name.endswith(("ForCausalLM", "LMHeadModel")):
-        raise ValueError(f"{options.model} holds a {name}, which predicts no next token: it has no perplexity.")
+    check_has_perplexity(loaded)
     context = choose_context(loaded, options.context)
     batch_size = options.batch_size or 8
     if hasattr(loaded.model.config, "use_cache"):  # keys and values of a window are of no use to the next
@@ -87,6 +85,13 @@ def _perplexity(loaded: LoadedModel, options: Options, device: torch.device) -> 
         progress = stack.enter_context(bar("perplexity", -(-windows // batch_size)))
         found = perplexity(loaded.model, batches, precision=options.precision, progress=progress)
     return {**found, "tokens": int(found["tokens"]), "context": context, "stride": stride}
+
+
+def check_has_perplexity(loaded: LoadedModel) -> None:
+    """Refuse a model of text that predicts no next token."""
+    name = type(loaded.model).__name__
+    if loaded.is_transformers and not name.endswith(("ForCausalLM", "LMHeadModel")):
+        raise ValueError(f"{loaded.path} holds a {name}, which predicts no next token: it has no perplexity.")
 
 
 def _accuracy(loaded: LoadedModel, options: Options, device: torch.device) -> dict[str, Any]:

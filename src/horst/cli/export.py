@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.destination import beside, check_free, replaced
+from horst.cli.export_report import PAGE, measure, terminal_table, write_page
 from horst.cli.output import table, write, write_json
 from horst.cli.parsing import check_seconds
 from horst.cli.progress import quiet, spinner
@@ -15,14 +16,12 @@ if TYPE_CHECKING:
     import torch
 
     from horst.cli.models import LoadedModel
-    from horst.export import Comparison
 
 FORMATS = {
     "sparse-safetensors": "positions and values: a smaller file, which horst loads; dense again in memory",
     "hugging-face": "a directory that transformers (or timm) loads, zeros and all: no smaller, no faster",
     "onnx": "a graph for ONNX Runtime, zeros and all: no smaller, no faster by its zeros",
 }
-PAGE = "report.md"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,15 +41,22 @@ class Options:
     group_size: int = 128
     """Inputs of a row that share a scale, for integers."""
     report: bool = False
-    """Measure file, memory and time per call against dense, on this machine; writes report.md into the directory."""
+    """Measure every form of the model against dense, on this machine: file, memory, speed, and perplexity with --data;
+    writes report.html into the directory."""
+    data: str | None = None
+    """For the report: data to judge by that the model was not trained on, as horst eval takes them."""
+    eval_tokens: int = 8192
+    """Tokens of --data to judge by, from its beginning."""
     tokens: int = 128
-    """Tokens (of text) in the call that the report measures."""
+    """Tokens (of text) in the prompt that the report measures."""
+    new_tokens: int = 16
+    """Tokens to generate in the report."""
     batch_size: int = 1
     """Sequences or images in the call that the report measures."""
     seconds: float = 5.0
-    """Duration of the measurement."""
+    """Duration of the measurement of calls."""
     device: str | None = None
-    """Device to measure on; by default the CPU, where unstructured zeros can be faster."""
+    """Device to measure on; by default the CPU, and the GPU too if there is one."""
     overwrite: bool = False
     """Replace an existing directory, if horst made it."""
     json: bool = False
@@ -62,18 +68,21 @@ def main(options: Options) -> None:
     from horst.cli.models import choose_device, load_model
     from horst.parameters.quantization import parse_values
 
-    if options.batch_size < 1 or options.tokens < 1:
-        raise ValueError(f"--batch-size and --tokens must be at least 1, got {options.batch_size}, {options.tokens}.")
+    for name in ("batch_size", "tokens", "new_tokens", "eval_tokens"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
+    if options.data and not options.report:
+        raise ValueError("--data is what the report judges by: add --report.")
     check_seconds(options.seconds)
     few_bits = {name: getattr(options, name) for name in ("values", "head_values", "group_size")}
     if options.to != "sparse-safetensors" and (options.values or options.head_values):
         raise ValueError(f"--values and --head-values need --to sparse-safetensors, got --to {options.to}.")
     parse_values(options.values, options.group_size)
-    device = choose_device(options.device or "cpu")
+    devices = [choose_device(name) for name in ([options.device] if options.device else ["cpu", None])]
     out = options.out or beside(options.model, options.to)
     check_free(out, options.overwrite, "directory", [options.model])
     loaded = load_model(options.model)
-    comparison = None
+    result = None
     with spinner("exporting"), quiet("horst.export"), replaced(out, options.overwrite) as directory:
         if options.to == "onnx":
             _export_onnx(loaded, directory / "model.onnx")
@@ -82,20 +91,19 @@ def main(options: Options) -> None:
             is_sparse = options.to == "sparse-safetensors"
             loaded.save(directory, sparse=is_sparse, **few_bits if is_sparse else {})
         if options.report:
-            comparison = _measure(loaded, options, device)
-            (directory / PAGE).write_text(f"# {options.model.name}\n\n{comparison.markdown()}")
+            result = measure(loaded, options, list(dict.fromkeys(devices)))
+            write_page(result, directory)
     dense = sum(tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers()))
     found: dict[str, Any] = {"out": str(out), "bytes": _file_bytes(out), "dense bytes": dense}
     found |= {"of dense": found["bytes"] / dense, "zeros": loaded.zeros}
     if options.json:
-        if comparison is not None:
-            found |= {"forms": comparison.rows, "notes": comparison.notes}
+        if result is not None:
+            found |= {"forms": result.rows, "notes": result.notes}
         write_json(found)
         return
     write(table([found]))
-    if comparison is not None:
-        write("\n" + table(comparison.rows) + "\n" + "\n".join(f"- {note}" for note in comparison.notes))
-        write(f"-> {out / PAGE}")
+    if result is not None:
+        write(f"\n{terminal_table(result)}\n-> {out / PAGE}")
 
 
 def example_inputs(loaded: LoadedModel, *, batch_size: int, tokens: int, device: torch.device | str = "cpu") -> Any:
@@ -130,16 +138,6 @@ def _export_onnx(loaded: LoadedModel, path: Path) -> None:
             else (varying,)
         )
     export_onnx(loaded.model, inputs, path, dynamic_shapes=shapes)
-
-
-def _measure(loaded: LoadedModel, options: Options, device: torch.device) -> Comparison:
-    from horst.export import compare
-
-    loaded.model.to(device)
-    inputs = example_inputs(loaded, batch_size=options.batch_size, tokens=options.tokens, device=device)
-    faster = {"cpu": ["sparse-linear"], "cuda": ["2:4"]}.get(device.type, [])
-    forms = ["sparse-safetensors", *faster, *["onnx"] * (options.to == "onnx")]
-    return compare(loaded.model, inputs, forms=forms, seconds=options.seconds)
 
 
 def _file_bytes(directory: Path) -> int:

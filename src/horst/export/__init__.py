@@ -3,6 +3,7 @@
 from horst.export.comparison import Comparison, compare
 from horst.export.cpu_kernels import Plan, plan_for
 from horst.export.hf import load_pretrained, save_hugging_face
+from horst.export.int8_head import Int8Embedding, Int8Linear, quantize_head
 from horst.export.onnx import export_onnx
 from horst.export.semi_structured import is_two_four, to_semi_structured
 from horst.export.sparse_linear import SparseLinear, sparsify
@@ -12,6 +13,8 @@ from horst.files import InvalidFileError
 
 __all__ = [
     "Comparison",
+    "Int8Embedding",
+    "Int8Linear",
     "InvalidFileError",
     "Plan",
     "SparseLinear",
@@ -22,6 +25,7 @@ __all__ = [
     "load_pretrained",
     "load_sparse",
     "plan_for",
+    "quantize_head",
     "read_layout",
     "read_metadata",
     "read_parts",

@@ -53,7 +53,7 @@ _MAX_SIDE_FILE, _MAX_SIDE_FILES = 64 << 20, 256 << 20  # bytes of one, and of al
 # Weights in any format, states of a training, and what tells of the old weights.
 _NOT_CARRIED = (
     *(".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".npz", ".npy"),
-    *(".onnx", ".data", ".onnx_data", ".gguf", ".tflite", ".xml", "/report.md"),
+    *(".onnx", ".data", ".onnx_data", ".gguf", ".tflite", ".xml", "/report.md", "/report.html", "/report.json"),
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from horst.export.int8_head import Int8Linear
 from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
 from horst.files import PathLike, flush, folder_beside
@@ -41,8 +42,11 @@ def export_onnx(
     """
     for package in ("onnx", "onnxscript"):
         load_extra(package)
-    if any(isinstance(module, SparseLinear) for module in model.modules()):
-        raise ValueError("ONNX has no sparse linear layers. Export the dense model, before sparsify.")
+    if any(isinstance(module, (SparseLinear, Int8Linear)) for module in model.modules()):
+        raise ValueError(
+            "ONNX has no sparse linear layers and no int8 head of ours. Export the dense model, before sparsify and "
+            "quantize_head."
+        )
     path = pathlib.Path(path)
     args, kwargs = as_call(example_inputs)
     with evaluating(model), warnings.catch_warnings():

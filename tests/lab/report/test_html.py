@@ -176,6 +176,26 @@ def test_a_model_made_sparse_has_its_stages_layers_and_a_sentence(tmp_path):
     )  # no share of what one shot would lose
 
 
+def every_form():
+    """What horst export --report writes, of three forms."""
+    names = ("form", "title", "file_bytes", "file_ratio", "memory_bytes", "memory_ratio", "inputs_per_s", "speedup")
+    names += ("tokens_per_s", "generation_speedup", "perplexity", "max_error")
+    sparse = ("sparse-linear", "sparse layers", None, None, 3_000_000, 0.3, 800.0, 2.0, 60.0, 3.0, 20.5, 1e-6)
+    file = ("sparse-safetensors", "sparse file", 2_000_000, 0.2, 10_000_000, 1.0, None, None, None, None, 20.0, None)
+    dense = ("dense", "dense, as it is", 10_000_000, 1.0, 10_000_000, 1.0, 400.0, 1.0, 20.0, 1.0, 20.0, 0.0)
+    rows = [dict(zip(names, values, strict=True)) for values in (sparse, file, dense)]
+    return result("export", rows=rows, curves={"unit": "tokens", "metrics": ["perplexity"]})
+
+
+def test_every_form_of_a_model_stands_beside_dense(tmp_path):
+    page = built(tmp_path, every_form())
+    text = " ".join(page.texts("p"))
+    assert "Fastest: sparse layers, 3.00 times dense; perplexity 20.5, dense 20." in text
+    assert "Smallest file: sparse file, 0.200 of dense; perplexity 20, dense 20." in text
+    cells = [*page.texts("td"), *page.texts("th")]
+    assert {"sparse layers", "sparse-linear", "60.0", "3.00", "0.200", "n/a", "10.0", "new tokens per s"} <= set(cells)
+
+
 def built(folder, *results, **options):
     """The page made of these results, taken apart."""
     files = [given.save(folder / f"result{i}.json") for i, given in enumerate(results)]
@@ -191,6 +211,7 @@ def everything(tmp_path_factory, studies, compared_language, compared_vision):
         acdc("table3_ham", (0.9,), names=("adamw", "ham", "horst")),
         acdc("table4_long_run", (0.7,)),
         made_sparse(),
+        every_form(),
         *studies.values(),
         compared_language,
         compared_vision,

@@ -12,7 +12,7 @@ from typing import Any
 
 from horst.lab.experiments.identity import STRENGTHS, deciding
 from horst.lab.experiments.result import Result
-from horst.lab.report import compare, figures, frontier, geometry, quickstart, sparsify
+from horst.lab.report import compare, export_forms, figures, frontier, geometry, quickstart, sparsify
 from horst.lab.report.document import Content, Figure, Section, blamed
 from horst.lab.report.runs import identity, settings_of
 from horst.lab.report.tables import Table
@@ -144,6 +144,7 @@ def _toy(
 KINDS: Mapping[str, Kind] = {
     "quickstart": Kind("AdamW and HORST side by side", "Quickstart", quickstart.section),
     "sparsify": Kind("A model made sparse", "Your models", sparsify.section),
+    "export": Kind("A model in every form", "Your models", export_forms.section),
     "table6_gpt2_one_shot": Kind("Table 6: GPT-2, pruned in one shot", _LANGUAGE, one_shot, joins=True),
     "one_shot_methods": Kind("One-shot pruning by several methods", _LANGUAGE, one_shot, joins=True),
     "table1_deit_acdc": Kind("Table 1: DeiT with AC/DC", _VISION, sparse_training, joins=True),
