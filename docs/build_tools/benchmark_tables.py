@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.tables import Table, from_rows
+from horst.lab.report.tables import Row, Table, from_rows, number
 
 _SHAPES = {"gpt2-small": "GPT-2 small", "gpt2-xl": "GPT-2 XL", "flat-1.07e9": "one tensor of 1.07e9"}
 
@@ -108,6 +109,22 @@ def sparse_layers_table(results: Sequence[Result], *, tokens: int = 1) -> Table:
     )
 
 
+def sparse_tokens_table(results: Sequence[Result], *, sparsity: float = 0.9) -> Table:
+    """Times faster than cuBLAS by number of tokens, by the kernel or an expanded weight: one row per layer."""
+    rows = [
+        row
+        for row in results[0].rows
+        if row["what"] == "layer" and row["sparsity"] == sparsity and row["row_lengths"] == "alike"
+    ]
+    counts = sorted({row["tokens"] for row in rows})
+    lines = []
+    for shape in dict.fromkeys((row["outputs"], row["inputs"]) for row in rows):
+        own = [row for row in rows if (row["outputs"], row["inputs"]) == shape and row["form"] != "dense"]
+        best = [max(row["times_faster"] for row in own if row["tokens"] == count) for count in counts]
+        lines.append([f"{shape[0]} x {shape[1]}", *(f"{ratio:.2f}" for ratio in best)])
+    return Table(columns=[f"times faster at {sparsity:.0%} zeros, by tokens", *map(str, counts)], rows=lines)
+
+
 def sparse_models_table(results: Sequence[Result]) -> Table:
     """A Llama that generates one text, dense and sparse: one row per way of running it."""
     return from_rows(
@@ -158,3 +175,59 @@ def export_models_table(results: Sequence[Result]) -> Table:
         ("ms", "{milliseconds:.0f}"),
         ("times faster", "{speedup:.2f}"),
     )
+
+
+def fine_tuning_table(results: Sequence[Result]) -> Table:
+    """Perplexity after each count of steps, one row per optimizer and seed."""
+    runs: dict[tuple[str, int], list[Row]] = {}
+    for row in results[0].rows:
+        runs.setdefault((row["optimizer"], row["seed"]), []).append(row)
+    steps = [row["step"] for row in next(iter(runs.values()))]
+    rows = [
+        [name, f"{own[0]['alpha']:.3g}", str(seed), *(f"{row['perplexity']:.2f}" for row in own)]
+        for (name, seed), own in sorted(runs.items())
+    ]
+    return Table(columns=["perplexity after so many steps", "alpha", "seed", *map(str, steps)], rows=rows)
+
+
+def export_files_table(results: Sequence[Result]) -> Table:
+    """Dense and sparse size, one row per file."""
+    return from_rows(
+        [row for row in results[0].rows if row["what"] == "file"],
+        ("stored", "{content}"),
+        ("zeros", "{sparsity:.0%}"),
+        ("dense MB", lambda row: f"{row['dense_bytes'] / 1e6:.1f}"),
+        ("sparse MB", lambda row: f"{row['sparse_bytes'] / 1e6:.1f}"),
+        ("ratio", "{ratio:.3f}"),
+    )
+
+
+def short_attention_table(results: Sequence[Result]) -> Table:
+    """Each contender's time, and how many times the floor that is, one row per shape and direction."""
+    measured: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for row in (row for result in results for row in result.rows):
+        if row.get("kernel", "attention") == "attention":
+            # a file from before there was a second kernel has a column for each side
+            sides = (str(row[side]) for side in ("batch", "tokens", "heads", "head_width") if side in row)
+            shape = row.get("shape") or " x ".join(sides)
+            measured.setdefault((shape, row["direction"]), {})[row["contender"]] = row
+    contenders = list(next(iter(measured.values())))
+    rows = []
+    for (shape, direction), own in measured.items():
+        floor = own[contenders[0]]["floor_microseconds"]
+        words = [f"{own[name]['microseconds']:.0f} ({own[name]['times_floor']:.1f} x)" for name in contenders]
+        rows.append([shape, direction, f"{floor:.0f}", *words])
+    return Table(columns=["batch x tokens x heads x their width", "", "floor, us", *contenders], rows=rows)
+
+
+def training_speed_table(results: Sequence[Result]) -> Table:
+    """Units per second of a plain loop and of ours, with AdamW and with HORST, one row per model and setting."""
+    rows = results[0].rows
+    loops = ("plain loop, AdamW", "horst.training, adamw", "horst.training, horst")
+    lines = []
+    for what, settings in dict.fromkeys((row["what"], row["settings"]) for row in rows):
+        rate = {row["loop"]: row["rate"] for row in rows if (row["what"], row["settings"]) == (what, settings)}
+        cost = rate[loops[1]] / rate[loops[2]] - 1
+        lines.append([what, settings, *(number(rate[loop], ",.0f") for loop in loops), number(cost, "+.1%")])
+    columns = ["per second", "settings", "plain loop, AdamW", "`horst.training`, AdamW"]
+    return Table(columns=[*columns, "`horst.training`, HORST", "HORST costs"], rows=lines)

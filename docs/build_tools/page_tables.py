@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import benchmark_tables
@@ -20,7 +20,7 @@ from horst.lab.report.quality_figures import against_product, against_zeros
 from horst.lab.report.quality_tables import compare_words, quality_table
 from horst.lab.report.quickstart import language_table, recovery_table, vision_table
 from horst.lab.report.runs import LABELS
-from horst.lab.report.tables import Row, Table, from_rows, number
+from horst.lab.report.tables import Row, Table
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
 from horst.lab.report.transformer_tables import digits_table, one_shot_table, speed_table, spread_table
 
@@ -59,19 +59,6 @@ def whose_gain_table(results: Sequence[Result]) -> Table:
         methods=("magnitude", "sparsegpt"),
         show=("mirror step on",),
     )
-
-
-def fine_tuning_table(results: Sequence[Result]) -> Table:
-    """Perplexity after each count of steps, one row per optimizer and seed."""
-    runs: dict[tuple[str, int], list[Row]] = {}
-    for row in results[0].rows:
-        runs.setdefault((row["optimizer"], row["seed"]), []).append(row)
-    steps = [row["step"] for row in next(iter(runs.values()))]
-    rows = [
-        [name, f"{own[0]['alpha']:.3g}", str(seed), *(f"{row['perplexity']:.2f}" for row in own)]
-        for (name, seed), own in sorted(runs.items())
-    ]
-    return Table(columns=["perplexity after so many steps", "alpha", "seed", *map(str, steps)], rows=rows)
 
 
 def gradient_scaling_table(results: Sequence[Result]) -> Table:
@@ -139,49 +126,6 @@ def paper_acdc_table(_: Sequence[Result] = ()) -> Table:
     rows = [[LABELS[name], *(f"{mean} ± {deviation}" for mean, deviation in small[name].values())] for name in small]
     rows.insert(1, ["HAM (one seed)", "", "", str(paper.TABLE3["ham"])])
     return Table(columns=["the paper, ImageNet, accuracy in %", "70%", "80%", "90%"], rows=rows)
-
-
-def export_files_table(results: Sequence[Result]) -> Table:
-    """Dense and sparse size, one row per file."""
-    return from_rows(
-        [row for row in results[0].rows if row["what"] == "file"],
-        ("stored", "{content}"),
-        ("zeros", "{sparsity:.0%}"),
-        ("dense MB", lambda row: f"{row['dense_bytes'] / 1e6:.1f}"),
-        ("sparse MB", lambda row: f"{row['sparse_bytes'] / 1e6:.1f}"),
-        ("ratio", "{ratio:.3f}"),
-    )
-
-
-def short_attention_table(results: Sequence[Result]) -> Table:
-    """Each contender's time, and how many times the floor that is, one row per shape and direction."""
-    measured: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
-    for row in (row for result in results for row in result.rows):
-        if row.get("kernel", "attention") == "attention":
-            # a file from before there was a second kernel has a column for each side
-            sides = (str(row[side]) for side in ("batch", "tokens", "heads", "head_width") if side in row)
-            shape = row.get("shape") or " x ".join(sides)
-            measured.setdefault((shape, row["direction"]), {})[row["contender"]] = row
-    contenders = list(next(iter(measured.values())))
-    rows = []
-    for (shape, direction), own in measured.items():
-        floor = own[contenders[0]]["floor_microseconds"]
-        words = [f"{own[name]['microseconds']:.0f} ({own[name]['times_floor']:.1f} x)" for name in contenders]
-        rows.append([shape, direction, f"{floor:.0f}", *words])
-    return Table(columns=["batch x tokens x heads x their width", "", "floor, us", *contenders], rows=rows)
-
-
-def training_speed_table(results: Sequence[Result]) -> Table:
-    """Units per second of a plain loop and of ours, with AdamW and with HORST, one row per model and setting."""
-    rows = results[0].rows
-    loops = ("plain loop, AdamW", "horst.training, adamw", "horst.training, horst")
-    lines = []
-    for what, settings in dict.fromkeys((row["what"], row["settings"]) for row in rows):
-        rate = {row["loop"]: row["rate"] for row in rows if (row["what"], row["settings"]) == (what, settings)}
-        cost = rate[loops[1]] / rate[loops[2]] - 1
-        lines.append([what, settings, *(number(rate[loop], ",.0f") for loop in loops), number(cost, "+.1%")])
-    columns = ["per second", "settings", "plain loop, AdamW", "`horst.training`, AdamW"]
-    return Table(columns=[*columns, "`horst.training`, HORST", "HORST costs"], rows=lines)
 
 
 def kept_weights_figure(results: Sequence[Result]) -> Any:
@@ -258,7 +202,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Name of the marker on a page -> result files and the function that writes its block.
 TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "gpt2_headline": (GPT2_HEADLINE, gpt2_headline),
-    "fine_tuning": (("benchmarks/results/fine_tuning_smollm2.json",), fine_tuning_table),
+    "fine_tuning": (("benchmarks/results/fine_tuning_smollm2.json",), benchmark_tables.fine_tuning_table),
     "quickstart": (
         ("results/quickstart.json",),
         lambda results: [language_table(results), vision_table(results), recovery_table(results)],
@@ -278,6 +222,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         files("table6_gpt2_adamw_beta2_0.999", "table6_gpt2_alpha5_beta2_0.999", "table6_gpt2_alpha5_decay_all"),
         quality_table,
     ),
+    "one_threshold": ((f"{RESULTS}/one_threshold/*.json",), quality_table),
     "table6_speed": (TABLE6, speed_table),
     "mirror_tensors": ((f"{RESULTS}/mirror_tensors/*.json",), quality_table),
     "one_shot_methods": (files("one_shot_methods_cpu"), quality_table),
@@ -350,14 +295,17 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         functools.partial(benchmark_tables.gpu_step_table, short=True),
     ),
     "optimizer_step_cpu": (BENCH("optimizer_step_cpu"), benchmark_tables.cpu_step_table),
-    "training_speed": (BENCH("training_h200"), training_speed_table),
-    "training_speed_matmul": (BENCH("training_h200_attention_matmul"), training_speed_table),
-    "short_attention": (BENCH("short_attention_h200"), short_attention_table),
+    "training_speed": (BENCH("training_h200"), benchmark_tables.training_speed_table),
+    "training_speed_matmul": (BENCH("training_h200_attention_matmul"), benchmark_tables.training_speed_table),
+    "short_attention": (BENCH("short_attention_h200"), benchmark_tables.short_attention_table),
     "pruning_speed": (BENCH("pruning_h200"), benchmark_tables.pruning_speed_table),
-    "export_files": (BENCH("export_cpu"), export_files_table),
+    "export_files": (BENCH("export_cpu"), benchmark_tables.export_files_table),
     "export_models": (BENCH("export_cpu"), benchmark_tables.export_models_table),
     "generate_cpu": (BENCH("generate_cpu"), benchmark_tables.generate_cpu_table),
     "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
+    "sparse_layers": (BENCH("sparse_gpu"), benchmark_tables.sparse_layers_table),
+    "sparse_tokens": (BENCH("sparse_gpu"), benchmark_tables.sparse_tokens_table),
+    "sparse_models": (BENCH("sparse_gpu"), benchmark_tables.sparse_models_table),
     "selection": (BENCH("sparsity_h200"), benchmark_tables.selection_table),
     "mask_overhead": (BENCH("sparsity_h200"), benchmark_tables.mask_overhead_table),
     # geometry

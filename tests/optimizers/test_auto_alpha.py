@@ -51,7 +51,7 @@ def test_alpha_is_the_rate_over_the_clipped_learning_rate_and_at_most_4_over_the
             (group,) = with_mirror_step(adamw, alpha="auto").param_groups
         else:
             (group,) = HORST([*weights, bias], lr=lr, betas=(0.9, beta2), alpha="auto").param_groups
-    assert group[prefix + "alpha"] == pytest.approx(min(rate / min(lr, max_step), 4 / rms))
+    assert group[prefix + "alpha"] == pytest.approx(min(rate / min(lr, max_step), 1 / rms))
     assert group[prefix + "max_step"] == pytest.approx(max_step)
     assert ["clips it to" in str(warning.message) for warning in told] == [True] * (lr > max_step)
 
