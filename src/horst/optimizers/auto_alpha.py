@@ -5,8 +5,8 @@ optimizer is built with (the peak of the usual schedules), to ``NOISE_IN_LOG * s
 of squared gradients over about ``1 / (1 - beta2)`` steps, and in that time noise moves the logarithm of a weight by the
 rate times the root of that number, so the weights are still those whose gradients were averaged. Learning rates above
 ``max_step``, which is ``MAX_STEP_PER_RMS`` times the weights' root mean square unless a group has its own, are clipped
-to it. Alpha is at most 1 over the root mean square: on a weight of that size the mirror half of a step is at most Adam's
-half, which keeps the small learning rates of fine-tuning from making alpha huge.
+to it. Alpha is at most ``MAX_MIRROR_PER_ADAM`` over the root mean square: on a weight of that size the mirror half of a
+step is at most so many times Adam's half, which keeps the small learning rates of fine-tuning from making alpha huge.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Alpha = float | Literal["auto"]
 AUTO = "auto"
 NOISE_IN_LOG = 0.2
 MAX_STEP_PER_RMS = 0.1
+MAX_MIRROR_PER_ADAM = 2.0
 
 
 def chosen_alpha(lr: float, beta2: float, size: float, max_step: float) -> float:
@@ -39,10 +40,10 @@ def chosen_alpha(lr: float, beta2: float, size: float, max_step: float) -> float
 
     Example:
         >>> [round(chosen_alpha(lr, 0.999, 0.02, 0.002), 3) for lr in (1e-3, 1.0, 1e-5)]
-        [6.325, 3.162, 50.0]
+        [6.325, 3.162, 100.0]
     """
     rate = NOISE_IN_LOG * math.sqrt(1 - beta2)
-    return min(rate / min(lr, max_step), 1 / size)
+    return min(rate / min(lr, max_step), MAX_MIRROR_PER_ADAM / size)
 
 
 class AutoAlpha:

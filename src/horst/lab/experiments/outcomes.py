@@ -33,7 +33,7 @@ def load_or_run(
     """
     wanted = to_json(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config)  # type: ignore[arg-type]
     # the numbers of alpha="auto"
-    names = ("NOISE_IN_LOG", "MAX_STEP_PER_RMS")
+    names = ("NOISE_IN_LOG", "MAX_STEP_PER_RMS", "MAX_MIRROR_PER_ADAM")
     rule = [getattr(auto_alpha, name) for name in names]
     key = {"config": wanted, "auto": rule}
     saved = on_rank_0(lambda: _read(path, key))
