@@ -157,7 +157,8 @@ def test_the_times_of_short_attention_stand_beside_their_floor():
             ("theirs", "backwards", 44.0),
         )
     ]
-    table = page_tables.benchmark_tables.short_attention_table([dataclasses.replace(WIKIPEDIA, rows=rows)])
+    write = page_tables.benchmark_tables.short_attention_table
+    table = write([dataclasses.replace(WIKIPEDIA, rows=rows)])
     assert list(table.columns)[2:] == ["floor, us", "ours", "theirs"]
     assert table.rows == [
         ["2 x 4 x 1 x 8", "forwards", "10", "12 (1.2 x)", "30 (3.0 x)"],
@@ -165,4 +166,4 @@ def test_the_times_of_short_attention_stand_beside_their_floor():
     ]
     newer = [{**row, "kernel": "attention", "shape": "2 x 4 x 1 x 8"} for row in rows]
     newer.append({**newer[0], "kernel": "cross_entropy", "shape": "8 x 100", "direction": "both"})
-    assert page_tables.benchmark_tables.short_attention_table([dataclasses.replace(WIKIPEDIA, rows=newer)]).rows == table.rows
+    assert write([dataclasses.replace(WIKIPEDIA, rows=newer)]).rows == table.rows
