@@ -20,7 +20,7 @@ LEDE = (
     "Where the paper has a number, it stands beside ours, in italics; each section says what was trained on what, and "
     "how that differs from the paper."
 )
-READING = "How to read this, and what differs from the paper"
+READING = "How to read this"
 _NUMBER = re.compile(r"[-+]?[\d.,]+([eE][-+]?\d+)?( ?%)?\*?( ± [\d.,]+%?)?( \(\d+% zeros\))?|inf")
 
 STYLE = """
