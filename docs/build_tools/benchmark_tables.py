@@ -231,3 +231,18 @@ def training_speed_table(results: Sequence[Result]) -> Table:
         lines.append([what, settings, *(number(rate[loop], ",.0f") for loop in loops), number(cost, "+.1%")])
     columns = ["per second", "settings", "plain loop, AdamW", "`horst.training`, AdamW"]
     return Table(columns=[*columns, "`horst.training`, HORST", "HORST costs"], rows=lines)
+
+
+def sizes_table(results: Sequence[Result]) -> Table:
+    """File and perplexity of a model with zeros and few bits: one row per sparsity, precision and way of rounding."""
+    rounded = {"nearest": "to the nearest", "sparsegpt": "by SparseGPT"}
+    return from_rows(
+        results[0].rows,
+        ("zeros", "{sparsity:.0%}"),
+        ("values", "{values}"),
+        ("rounded", lambda row: rounded[row["rounding"]] if row["values"].startswith("int") else ""),
+        ("MB", lambda row: f"{row['bytes'] / 1e6:.0f}"),
+        ("of float32", "{of_dense_float32:.3f}"),
+        ("of float32, matrices alone", "{of_float32_in_matrices:.3f}"),
+        ("perplexity", lambda row: number(row["perplexity"], ".2f" if row["perplexity"] < 1e4 else ",.0f")),
+    )
