@@ -16,7 +16,8 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +25,14 @@ from torch import Tensor, nn
 
 from horst.export.cpu_kernels import Plan
 from horst.kernels.sparse_matvec import Launch, SparseRows, expand, pack, sparse_matvec
+from horst.kernels.sparse_matvec.direct import Product, is_plain
+from horst.kernels.sparse_matvec.layout import settle
 from horst.kernels.sparse_matvec.operator import encode, sparse_linear
 from horst.kernels.sparse_matvec.staged import can_stage
 from horst.kernels.sparse_matvec.timing import copies_beyond_cache, graph_seconds
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +40,24 @@ _log = logging.getLogger(__name__)
 GPU_TOKENS = (1,)
 # Where a launch and an expanded weight are compared besides.
 _OTHER_TOKENS = (1, 4, 16, 64)
-# The launches that were best on a layer of a Llama, at some sparsity and number of tokens.
+# Launches for layers of a Llama at some sparsity and number of tokens. For each usual number of rows, one has about as
+# many blocks as an H200 has multiprocessors (132), with room for the next launch beside them.
 LAUNCHES = {
     str(launch): launch
     for launch in (
-        *(Launch(16, 512, 16, staged=True), Launch(32, 512, 16, staged=True), Launch(64, 512, 32, staged=True)),
+        *(
+            Launch(rows, block, warps, overlap=True, staged=True)
+            for rows, block, warps in (
+                *((16, 512, 16), (32, 512, 16), (64, 512, 32), (112, 512, 16)),
+                *((4, 256, 4), (16, 256, 16), (32, 256, 32), (64, 256, 16)),
+            )
+        ),
+        Launch(32, 512, 16, staged=True),
         *(Launch(4, 128, 4, overlap=True), Launch(16, 32, 4, overlap=True), Launch(1, 512, 1, overlap=True)),
     )
 }
+# A launch that is slower than the best by more than this is not tried at more tokens.
+_HOPELESS = 1.3
 
 
 class RowsWeight(nn.Module):
@@ -57,6 +73,7 @@ class RowsWeight(nn.Module):
         stored = pack(weight)
         self.shape, self.dtype, self.kept = stored.shape, stored.dtype, int(weight.count_nonzero())
         self._steps = encode(launches_of(plan))
+        self._product: Product | None = None
         for name in ("columns", "values", "starts", "order"):
             self.register_buffer(name, getattr(stored, name), persistent=False)
 
@@ -71,6 +88,8 @@ class RowsWeight(nn.Module):
 
     def check(self, x: Tensor) -> None:
         """Raise where the kernels cannot take ``x``."""
+        if not x.dim() or x.shape[-1] != self.shape[1]:
+            raise ValueError(f"this SparseLinear takes {self.shape[1]} inputs, got a tensor of shape {tuple(x.shape)}.")
         if x.dtype != self.dtype or x.device != self.columns.device:
             raise ValueError(
                 f"this SparseLinear computes in {self.dtype} on {self.columns.device}, got {x.dtype} on {x.device}. "
@@ -79,7 +98,29 @@ class RowsWeight(nn.Module):
 
     def linear(self, x: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
         """``x @ weight.T + bias``, by the launch that the plan had for this number of tokens."""
-        return sparse_linear(x, self.matrix, bias, self._steps)
+        if not is_plain(x):
+            return sparse_linear(x, self.matrix, bias, self._steps)
+        product = self._product
+        # tools that offload models replace buffers one by one, without _apply
+        if product is None or product.matrix.columns is not self._buffers["columns"]:
+            product = self._product = Product(self.matrix, self._steps)
+        return product(x, bias)
+
+    def _buffers_moved(self) -> None:
+        self._product = None
+        settle(self.columns)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._buffers_moved()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_product": None}  # a launch is of one process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._buffers_moved()
 
 
 def launches_of(plan: Plan) -> dict[int, Launch]:
@@ -123,19 +164,31 @@ def measure(
         dense = [weight.clone() for _ in range(copies_beyond_cache(weight.nbytes, device))]
         sparse = [matrix.map(torch.clone) for _ in range(copies_beyond_cache(matrix.nbytes, device))]
         seconds: dict[int, dict[str, float]] = {}
+        names: Iterable[str] = LAUNCHES
         for count in sorted({*tokens, *_OTHER_TOKENS}):
             x = torch.randn(count, columns, device=device, dtype=dtype, generator=generator)
+            launches = _working(names, x, matrix, bias)
             calls: dict[str, list[Callable[[], Tensor]]] = {
                 name: [functools.partial(sparse_matvec, x, copy, bias, launch) for copy in sparse]
-                for name, launch in LAUNCHES.items()
-                if _works(launch, x, matrix, bias)
+                for name, launch in launches.items()
             }
-            if count > 1:
+            if count > 1 or not launches:
                 calls["expanded"] = [functools.partial(_expanded, x, copy, bias) for copy in sparse]
             if count in tokens:
                 calls["dense"] = [functools.partial(F.linear, x, copy, bias) for copy in dense]
-            seconds[count] = {name: graph_seconds(copies) for name, copies in calls.items()}
+            taken = seconds[count] = {name: graph_seconds(copies) for name, copies in calls.items()}
+            best = min((taken[name] for name in launches), default=math.inf)
+            names = [name for name in launches if taken[name] <= _HOPELESS * best]
     return Plan(seconds)
+
+
+def _working(names: Iterable[str], x: Tensor, matrix: SparseRows, bias: Tensor) -> dict[str, Launch]:
+    """The launches to measure. Triton's are slower, on the host too: only for what the staged kernel cannot take."""
+    for staged in (True, False):
+        launches = {name: LAUNCHES[name] for name in names if LAUNCHES[name].staged == staged}
+        if found := {name: launch for name, launch in launches.items() if _works(launch, x, matrix, bias)}:
+            return found
+    return {}
 
 
 def _works(launch: Launch, x: Tensor, matrix: SparseRows, bias: Tensor) -> bool:

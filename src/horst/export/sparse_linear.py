@@ -87,12 +87,13 @@ class SparseLinear(nn.Module):
                 "SparseLinear is for inference and has no gradient. Call the model under torch.no_grad(), or train the "
                 "dense model (horst.sparsity.keep_zeros keeps its zeros)."
             )
-        self.stored.check(x)
+        stored, dense = self.stored, self.dense  # once each: a module looks its parts up slowly
+        stored.check(x)
         if not x.numel():
             return x.new_zeros(*x.shape[:-1], self.out_features)
-        if self.dense is not None and self.plan.kernel(x.numel() // self.in_features) == "dense":
-            return F.linear(x, self.dense, self.bias)
-        return self.stored.linear(x, self.bias, self.plan)
+        if dense is not None and self.plan.kernel(x.numel() // self.in_features) == "dense":
+            return F.linear(x, dense, self.bias)
+        return stored.linear(x, self.bias, self.plan)
 
     def extra_repr(self) -> str:
         """Shapes, and what is stored."""

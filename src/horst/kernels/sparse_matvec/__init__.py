@@ -1,7 +1,8 @@
 """Inputs times a sparse matrix, for a few tokens: the cost is per weight that is kept.
 
 ``layout.py`` says how the matrix is stored, ``reference.py`` holds the formula, ``triton.py`` one
-kernel and ``staged.cu`` another, which is faster where it runs.
+kernel and ``staged.cu`` another, which is faster where it runs. ``operator.py`` is the product for
+torch's compiler, ``direct.py`` the shorter way outside it, ``driver.py`` what launches ``staged.cu``.
 """
 
 from __future__ import annotations

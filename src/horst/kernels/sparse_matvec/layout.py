@@ -68,7 +68,15 @@ class SparseRows:
     def map(self, fn: Any) -> SparseRows:
         """The same with ``fn`` applied to every tensor, such as a move to a device."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SparseRows(**(own | {name: fn(tensor) for name, tensor in self.tensors.items()}))
+        result = SparseRows(**(own | {name: fn(tensor) for name, tensor in self.tensors.items()}))
+        settle(result.columns)
+        return result
+
+
+def settle(tensor: Tensor) -> None:
+    """Wait until a tensor is written. A kernel may read a matrix before it waits for what came before on the stream."""
+    if tensor.is_cuda and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def why_not_packed(weight: Tensor) -> str | None:
@@ -130,7 +138,9 @@ def pack(weight: Tensor, *, int8: bool = False) -> SparseRows:
             nonzero = (nonzero.float() / scales[order[row]]).round().to(torch.int8)
         values = torch.zeros(size, dtype=nonzero.dtype, device=weight.device)
         values[place] = nonzero
-    return SparseRows(columns, values, starts.int(), order.int(), scales, (rows, width), weight.dtype)
+    matrix = SparseRows(columns, values, starts.int(), order.int(), scales, (rows, width), weight.dtype)
+    settle(matrix.columns)
+    return matrix
 
 
 def _interleaved(position: Tensor, units: Tensor, align: int) -> Tensor:

@@ -32,12 +32,22 @@ def encode(launches: dict[int, Launch]) -> list[int]:
     ]
 
 
-def _launch_for(tokens: int, steps: Sequence[int]) -> Launch | None:
+def launch_for(tokens: int, steps: Sequence[int]) -> Launch | None:
+    """The launch that encoded steps have for a number of tokens, or None where the matrix is to be expanded."""
     for k in range(0, len(steps), 6):
         most, rows, block, warps, overlap, staged = steps[k : k + 6]
         if tokens <= most:
             return Launch(rows, block, warps, bool(overlap), bool(staged))
     return None
+
+
+def multiply(x: Tensor, matrix: SparseRows, bias: Tensor | None, steps: Sequence[int]) -> Tensor:
+    """What the operator does: ``x @ matrix.T + bias`` for inputs of any leading shape."""
+    rows, width = matrix.shape
+    tokens = x.reshape(-1, width)
+    launch = launch_for(len(tokens), steps)
+    y = F.linear(tokens, expand(matrix), bias) if launch is None else sparse_matvec(tokens, matrix, bias, launch)
+    return y.view(*x.shape[:-1], rows)
 
 
 def _sparse_linear(
@@ -51,11 +61,7 @@ def _sparse_linear(
     steps: Sequence[int],
 ) -> Tensor:
     shape = (order.shape[0], x.shape[-1])
-    matrix = SparseRows(columns, values, starts, order, scales, shape, x.dtype)
-    tokens = x.reshape(-1, shape[1])
-    launch = _launch_for(len(tokens), steps)
-    y = F.linear(tokens, expand(matrix), bias) if launch is None else sparse_matvec(tokens, matrix, bias, launch)
-    return y.view(*x.shape[:-1], shape[0])
+    return multiply(x, SparseRows(columns, values, starts, order, scales, shape, x.dtype), bias, steps)
 
 
 for _device in ("CPU", "CUDA"):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horst.kernels.sparse_matvec import driver
 from horst.kernels.sparse_matvec.layout import SparseRows
 from horst.kernels.sparse_matvec.tuning import Launch
 
@@ -23,9 +24,12 @@ _DTYPES = (torch.bfloat16, torch.float16)
 def can_stage(matrix: SparseRows) -> bool:
     """Whether the kernel takes a matrix: words, on an NVIDIA GPU whose shared memory holds the inputs of a token."""
     is_nvidia = matrix.columns.is_cuda and torch.version.cuda is not None and hasattr(torch.cuda, "_compile_kernel")
-    return is_nvidia and matrix.values is None and tokens_at_a_time(matrix.shape[1], matrix.columns.device, 1) == 1
+    if not is_nvidia or matrix.values is not None or not driver.can_launch():
+        return False
+    return tokens_at_a_time(matrix.shape[1], matrix.columns.device, 1) == 1
 
 
+@functools.cache
 def tokens_at_a_time(width: int, device: torch.device, tokens: int) -> int:
     """The most of 8, 4, 2 and 1 tokens whose inputs fit into shared memory together, not more than are needed; or 0."""
     room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
@@ -37,26 +41,71 @@ def _shared_bytes(width: int, tokens: int) -> int:
     return 2 * tokens * (width + 1)
 
 
+def source(tokens: int, warps: int, batch: int, *, bfloat16: bool, overlap: bool) -> str:
+    """The kernel with its settings, for ``tokens`` of 1, 2, 4 or 8.
+
+    Example:
+        >>> source(1, 16, 4, bfloat16=True, overlap=False).splitlines()[:2]
+        ['#define TOKENS 1', '#define WARPS 16']
+    """
+    # Few loads in flight leave room for twice the threads, such as those of the next launch.
+    per_sm = (64 if batch <= 2 and tokens == 1 else 32) // warps
+    settings = {"TOKENS": tokens, "WARPS": warps, "BATCH": batch, "PER_SM": per_sm}
+    settings |= {"BF16": int(bfloat16), "OVERLAP": int(overlap)}
+    return "".join(f"#define {name} {value}\n" for name, value in settings.items()) + _SOURCE.read_text()
+
+
 @functools.cache
-def _compiled(tokens: int, warps: int, batch: int, is_bfloat16: bool, device: torch.device) -> Any:
-    settings = {"TOKENS": tokens, "WARPS": warps, "BATCH": batch, "BF16": int(is_bfloat16)}
-    defines = "".join(f"#define {name} {value}\n" for name, value in settings.items())
+def _compiled(tokens: int, warps: int, batch: int, bfloat16: bool, overlap: bool, device: torch.device) -> Any:
     with torch.cuda.device(device):
-        return torch.cuda._compile_kernel(defines + _SOURCE.read_text(), "sparse_matvec")
+        text = source(tokens, warps, batch, bfloat16=bfloat16, overlap=overlap)
+        return torch.cuda._compile_kernel(text, "sparse_matvec")
+
+
+@functools.cache
+def launcher(
+    shape: tuple[int, int], tokens: int, has_bias: bool, launch: Launch, dtype: torch.dtype, device: torch.device
+) -> driver.Launcher:
+    """The kernel ready for matrices of ``shape`` on ``device``: of a launch, only the addresses are left to give."""
+    rows, width = shape
+    at_a_time = tokens_at_a_time(width, device, tokens)
+    assert tokens <= at_a_time
+    overlap = launch.overlap and driver.can_overlap(device)
+    kernel = _compiled(at_a_time, launch.warps, launch.block // 128, dtype == torch.bfloat16, overlap, device)
+    with torch.cuda.device(device):
+        return driver.Launcher(
+            kernel.func.value,
+            grid=-(-rows // launch.rows),
+            threads=32 * launch.warps,
+            shared_bytes=_shared_bytes(width, at_a_time),
+            addresses=6,
+            numbers=(rows, width, tokens, int(has_bias)),
+            overlap=overlap,
+        )
+
+
+def run(ready: driver.Launcher, x: Tensor, matrix: SparseRows, bias: Tensor | None, y: Tensor) -> None:
+    """Write ``x @ matrix.T + bias`` to ``y``, on the current stream of their device; both are contiguous."""
+    index = x.get_device()
+    if index != torch._C._cuda_getDevice():
+        with torch.cuda.device(index):
+            return run(ready, x, matrix, bias, y)
+    target = y.data_ptr()
+    return ready(
+        torch._C._cuda_getCurrentRawStream(index),
+        x.data_ptr(),
+        matrix.columns.data_ptr(),
+        matrix.starts.data_ptr(),
+        matrix.order.data_ptr(),
+        target if bias is None else bias.data_ptr(),
+        target,
+    )
 
 
 def sparse_matvec_staged(x: Tensor, matrix: SparseRows, bias: Tensor | None, launch: Launch) -> Tensor:
     """``x @ matrix.T + bias`` for ``x`` of shape (tokens, inputs), at most 8 tokens per pass over the weights."""
-    rows, width = matrix.shape
-    y = torch.empty(len(x), rows, dtype=x.dtype, device=x.device)
-    at_a_time = tokens_at_a_time(width, x.device, len(x))
-    shared = _shared_bytes(width, at_a_time)
-    kernel = _compiled(at_a_time, launch.warps, launch.block // 128, x.dtype == torch.bfloat16, x.device)
-    if shared >= 48 * 1024 and shared > getattr(kernel, "_max_shared_mem_bytes", 0):
-        kernel.set_shared_memory_config(shared)
-    grid = (-(-rows // launch.rows), 1, 1)
+    y = torch.empty(len(x), matrix.shape[0], dtype=x.dtype, device=x.device)
+    at_a_time = tokens_at_a_time(matrix.shape[1], x.device, len(x))
     for part, out in zip(x.contiguous().split(at_a_time), y.split(at_a_time), strict=True):
-        pointers = [part, matrix.columns, matrix.starts, matrix.order, y if bias is None else bias, out]
-        counts = [rows, width, len(part), int(bias is not None)]
-        kernel(grid, (32 * launch.warps, 1, 1), pointers + counts, shared)
+        run(launcher(matrix.shape, len(part), bias is not None, launch, x.dtype, x.device), part, matrix, bias, out)
     return y
