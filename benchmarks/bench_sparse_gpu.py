@@ -1,25 +1,22 @@
 """Sparse layers on a GPU against cuBLAS: single layers, and a Llama that generates text.
 
     python benchmarks/bench_sparse_gpu.py --layers --model 1b --out benchmarks/results/sparse_gpu.json
+    python benchmarks/bench_sparse_gpu.py --layers --tokens 1           # the shortest look at the kernels
+    python benchmarks/bench_sparse_gpu.py --model 1b --ways generate    # the host's time counts
     python benchmarks/bench_sparse_gpu.py --launches     # every shape of a launch, to choose defaults from
 
 Every kernel is compared with float64 first; if one is wrong, no time is printed. Layers are timed inside a CUDA graph
 that goes through many copies of the weight, more than the cache holds, as a model's decoding does. The floor is the
-bytes of the stored weight over the bandwidth of a large copy measured in the same run. A model is timed by its own
-``generate``, and as one decoding step captured in a CUDA graph, in which the host's time does not count; dense and
-sparse take turns.
+bytes of the stored weight over the bandwidth of a large copy measured in the same run. ``sparse_gpu_models.py`` beside
+this file says how a model is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
-import gc
-import inspect
 import itertools
 import json
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,11 +25,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from sparse_gpu_models import MODELS, WAYS, bench_model
+from torch import Tensor
 
-from horst.export import SparseLinear, sparsify
 from horst.export.gpu_kernels import LAUNCHES as DEFAULTS
-from horst.extras import load_extra
 from horst.kernels.sparse_matvec import Launch, SparseRows, expand, pack, sparse_matvec
 from horst.kernels.sparse_matvec.staged import can_stage
 from horst.kernels.sparse_matvec.timing import copies_beyond_cache, graph_seconds
@@ -43,22 +39,19 @@ SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 MANY_TOKENS = (64, 128, 256, 512)
-# The shapes of Llama 3.2 1B and Llama 3 8B, with a small vocabulary, whose matrix stays dense.
-MODELS = {
-    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
-    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
-}
 LAUNCHES = [
     *(
         Launch(rows, block, warps, overlap=True)
         for rows, block, warps in ((4, 128, 4), (8, 128, 4), (16, 32, 4), (8, 64, 4), (4, 256, 4), (1, 512, 1))
     ),
     *(
-        Launch(rows, block, warps, staged=True)
-        for warps in (8, 16, 32)
+        Launch(rows, block, warps, overlap=True, staged=True)
+        for warps in (4, 8, 16, 32)
         for rows in (warps, 2 * warps, 4 * warps)
         for block in (256, 512)
     ),
+    *(Launch(rows, block, 16, overlap=True, staged=True) for rows in (112, 56) for block in (256, 512)),
+    *(Launch(rows, 512, 16, staged=True) for rows in (16, 32)),
 ]
 Row = dict[str, Any]
 device = torch.device("cuda")
@@ -149,6 +142,11 @@ class Report:
         print(json.dumps(row), flush=True)
         self.save()
 
+    def note(self, words: str) -> None:
+        """Print a note, and keep it."""
+        self.notes.append(words)
+        print(words, flush=True)
+
     def save(self) -> None:
         """Write the result file."""
         seconds = round(time.perf_counter() - self.begin, 1)
@@ -204,10 +202,10 @@ def bench_launches(report: Report, bandwidth: float) -> None:
     print("\n".join(best))
 
 
-def bench_layers(report: Report, bandwidth: float) -> None:
+def bench_layers(report: Report, bandwidth: float, all_tokens: Sequence[int]) -> None:
     """Layers x sparsities x tokens: dense, the best of the default launches, and the expanded weight."""
     for rows, columns in SHAPES:
-        faster: dict[int, dict[float, float]] = {tokens: {} for tokens in TOKENS}
+        faster: dict[int, dict[float, float]] = {tokens: {} for tokens in all_tokens}
         for sparsity, varied in [*((s, False) for s in SPARSITIES), (0.9, True)]:
             weight = pruned(rows, columns, sparsity)
             if varied:  # rows of all lengths, the same number of weights
@@ -216,10 +214,12 @@ def bench_layers(report: Report, bandwidth: float) -> None:
             matrix = pack(weight)
             floor = matrix.nbytes / bandwidth
             copies, dense_copies = copies_of(matrix), copies_of(weight)
-            for tokens in (1,) if varied else TOKENS:
+            names = [name for name, one in DEFAULTS.items() if not one.staged or can_stage(matrix)]
+            for tokens in (1,) if varied else all_tokens:
                 x = torch.randn(tokens, columns, device=device).to(weight.dtype)
-                launches = {name: one for name, one in DEFAULTS.items() if not one.staged or can_stage(matrix)}
-                best = min((sparse_seconds(x, copies, launch), name) for name, launch in launches.items())
+                taken = {name: sparse_seconds(x, copies, DEFAULTS[name]) for name in names}
+                best = min((seconds, name) for name, seconds in taken.items())
+                names = [name for name in names if taken[name] < 1.3 * best[0]]  # the others gain nothing with tokens
                 times = {"dense": dense_seconds(x, dense_copies), best[1]: best[0]}
                 times["expanded"] = expanded_seconds(x, copies)
                 check(best[1], sparse_matvec(x, matrix, None, DEFAULTS[best[1]]), x, weight)
@@ -243,8 +243,7 @@ def bench_layers(report: Report, bandwidth: float) -> None:
                 if not varied:
                     faster[tokens][sparsity] = times["dense"] / best[0]
         for tokens, by_sparsity in faster.items():
-            report.notes.append(f"{rows} x {columns}, {tokens} tokens: {crossing(by_sparsity)}")
-            print(report.notes[-1], flush=True)
+            report.note(f"{rows} x {columns}, {tokens} tokens: {crossing(by_sparsity)}")
 
 
 def crossing(faster: dict[float, float]) -> str:
@@ -283,126 +282,12 @@ def bench_many_tokens(report: Report) -> None:
                 report.add({**common, "microseconds": seconds * 1e6, "times_faster": faster})
 
 
-def llama(size: str, sparsity: float) -> nn.Module:
-    """A Llama with random weights in bfloat16, the linear layers of its blocks pruned at random."""
-    transformers = load_extra("transformers")
-    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "tie_word_embeddings": True}
-    no_end = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**MODELS[size], **heads, **no_end, max_position_embeddings=2048)
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    with device:
-        model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
-    torch.set_default_dtype(torch.float32)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and "layers" in name:
-            module.weight.masked_fill_(torch.rand_like(module.weight, dtype=torch.float32) < sparsity, 0)
-    return model
-
-
-class Decoding:
-    """One decoding step after a prompt, captured in a CUDA graph; each replay adds a token."""
-
-    def __init__(self, model: nn.Module, prompt: Tensor, length: int, compiled: bool) -> None:
-        cache = load_extra("transformers").StaticCache(config=model.config, max_cache_len=length)
-        places = torch.arange(length, device=device)
-        start = prompt.shape[1]
-        mask = (places[None, :] <= places[:start, None]).view(1, 1, start, length)
-        self.position = torch.full((1, 1), start, device=device)
-        knows_positions = "cache_position" in inspect.signature(model.forward).parameters
-
-        def forward(ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-            extra = {"cache_position": positions[0]} if knows_positions else {}
-            options = {"past_key_values": cache, "position_ids": positions, "attention_mask": mask, "use_cache": True}
-            return model(ids, **options, **extra).logits[:, -1:]
-
-        step = torch.compile(forward) if compiled else forward
-        self.logits = forward(prompt, places[None, :start], mask)
-        self.token = self.logits.argmax(-1)
-
-        def decode() -> None:
-            logits = step(self.token, self.position, (places <= self.position[0]).view(1, 1, 1, length))
-            self.token.copy_(logits.argmax(-1))
-            self.position.add_(1)
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                decode()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            decode()
-
-    def seconds(self, tokens: int) -> float:
-        """Seconds per token, of ``tokens`` in a row."""
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(tokens):
-            self.graph.replay()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / tokens
-
-
-def bench_model(report: Report, size: str, sparsity: float, compiled: bool) -> None:
-    """Tokens per second of one text, and memory, dense and sparse."""
-    before = torch.cuda.memory_allocated()
-    dense = llama(size, sparsity)
-    memory = {"dense": torch.cuda.memory_allocated() - before}
-    begin = time.perf_counter()
-    sparse = sparsify(copy.deepcopy(dense))
-    conversion = time.perf_counter() - begin
-    gc.collect()
-    memory["sparse"] = torch.cuda.memory_allocated() - before - memory["dense"]
-    models, prompt = {"dense": dense, "sparse": sparse}, torch.randint(1, 32000, (1, 32), device=device)
-    layers = sum(isinstance(module, SparseLinear) for module in sparse.modules())
-    errors = []
-    for ids in (prompt, prompt[:, :1]):  # many tokens, and one: each has a kernel of its own
-        logits = {name: model(ids).logits.float() for name, model in models.items()}
-        errors.append((logits["sparse"] - logits["dense"]).norm() / logits["dense"].norm())
-    error = float(torch.stack(errors).max())  # NaN if one is
-    if not error < 0.05:
-        raise SystemExit(f"the sparse model's outputs differ by {error:.3f} of their size: no time is printed")
-    common = {"what": "model", "model": f"Llama {size}", "sparsity": sparsity, "sparse_layers": layers}
-    common |= {"parameters": sum(p.numel() for p in dense.parameters()), "relative_error": error}
-
-    def add(way: str, seconds: dict[str, float]) -> None:
-        for name, taken in seconds.items():
-            found = {"way": way, "form": name, "tokens_per_second": 1 / taken, "milliseconds": 1e3 * taken}
-            found |= {"times_faster": seconds["dense"] / taken, "memory_bytes": memory[name]}
-            report.add({**common, **found, "memory_ratio": memory[name] / memory["dense"], "conversion_s": conversion})
-
-    def generate(model: nn.Module) -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False)
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) / 64
-
-    taken = {name: [generate(model) for _ in range(4)][1:] for name, model in models.items()}
-    add("generate", {name: statistics.median(times) for name, times in taken.items()})
-    for way in ("graph", "compiled graph") if compiled else ("graph",):
-        try:
-            steps = {name: Decoding(model, prompt, 1024, way != "graph") for name, model in models.items()}
-        except Exception as failure:  # a version of transformers that cannot be captured: the rest still counts
-            report.notes.append(
-                f"{way}: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
-            )
-            print(report.notes[-1], flush=True)
-            continue
-        rounds: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(7):
-            for name, step in steps.items():
-                rounds[name].append(step.seconds(64))
-        add(way, {name: statistics.median(times) for name, times in rounds.items()})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", action="store_true", help="layers x sparsities x tokens, and many tokens")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="numbers of tokens of --layers")
     parser.add_argument("--model", nargs="*", choices=list(MODELS), default=[], help="models that generate text")
-    parser.add_argument("--compiled", action="store_true", help="time the models compiled, too: about a minute more")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["generate", "graph"], help="how they run")
     parser.add_argument("--launches", action="store_true", help="every shape of a launch, to choose defaults from")
     parser.add_argument("--sparsity", type=float, default=0.9, help="sparsity of the models")
     parser.add_argument("--out", type=Path, default=Path("runs/sparse_gpu.json"))
@@ -411,15 +296,15 @@ def main() -> None:
         report = Report(options.out, {"dtype": "bfloat16", "shapes": SHAPES, "models": MODELS})
         check_kernels(LAUNCHES if options.launches else list(DEFAULTS.values()))
         bandwidth = copy_bandwidth()
-        report.notes.append(f"copy bandwidth {bandwidth / 1e12:.3f} TB/s, read plus written, measured in this run")
-        print(report.notes[0], flush=True)
+        report.note(f"copy bandwidth {bandwidth / 1e12:.3f} TB/s, read plus written, measured in this run")
         if options.launches:
             bench_launches(report, bandwidth)
         if options.layers:
-            bench_layers(report, bandwidth)
-            bench_many_tokens(report)
+            bench_layers(report, bandwidth, sorted(options.tokens))
+            if max(options.tokens) == max(TOKENS):
+                bench_many_tokens(report)
         for size in options.model:
-            bench_model(report, size, options.sparsity, options.compiled)
+            bench_model(report, size, options.sparsity, options.ways)
     report.save()
 
 

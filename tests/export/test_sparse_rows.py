@@ -129,6 +129,34 @@ def test_it_compiles_as_one_operator_for_any_number_of_tokens():
     assert sum("sparse_linear" in str(target) for target in graphs[0]) == 1
 
 
+def test_generation_with_a_static_cache_compiles_and_goes_on_as_before(monkeypatch):
+    """As on a GPU, where such a cache makes transformers compile the step of decoding; there with CUDA graphs."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=64, **ends)).eval()
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and ".layers." in name:
+            p.data = 10 * p.data * (torch.rand_like(p) > 0.5)
+    for name, layer in list(model.named_modules()):
+        if type(layer) is nn.Linear and ".layers." in name:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, SparseLinear(layer, PLAN))
+    prompt, seen = torch.randint(1, 64, (1, 5)), []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes if "sparse_linear" in str(node.target))
+        return graph
+
+    compiling = transformers.CompileConfig(backend=backend, mode=None, fullgraph=True)
+    compiling._compile_all_devices = True
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    expected = model.requires_grad_(False).generate(prompt, **options)
+    found = model.generate(prompt, **options, cache_implementation="static", compile_config=compiling)
+    assert torch.equal(found, expected)
+    assert len(seen) == 14, "one graph, with every sparse layer as one operator"
+
+
 def test_layers_that_stay_dense_are_counted_with_the_reason(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(sparse_linear, "plan_for", lambda weight, tokens: Plan({1: {"dense": 1.0, "bag": 2.0}}))
