@@ -127,6 +127,7 @@ class CsrWeight(nn.Module):
 
     def linear(self, x: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
         """``x @ weight.T + bias``, by the kernel that the plan has for this number of tokens."""
+        self.check(x)
         tokens = x.reshape(-1, self.shape[1])
         return KERNELS[plan.kernel(len(tokens))](tokens, self.csr, bias).view(*x.shape[:-1], self.shape[0])
 

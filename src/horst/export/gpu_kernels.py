@@ -99,11 +99,14 @@ class RowsWeight(nn.Module):
     def linear(self, x: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
         """``x @ weight.T + bias``, by the launch that the plan had for this number of tokens."""
         if not is_plain(x):
+            self.check(x)
             return sparse_linear(x, self.matrix, bias, self._steps)
         product = self._product
         # tools that offload models replace buffers one by one, without _apply
         if product is None or product.matrix.columns is not self._buffers["columns"]:
             product = self._product = Product(self.matrix, self._steps)
+        if not product.takes(x):
+            self.check(x)  # says why
         return product(x, bias)
 
     def _buffers_moved(self) -> None:

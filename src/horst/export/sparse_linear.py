@@ -87,13 +87,20 @@ class SparseLinear(nn.Module):
                 "SparseLinear is for inference and has no gradient. Call the model under torch.no_grad(), or train the "
                 "dense model (horst.sparsity.keep_zeros keeps its zeros)."
             )
-        stored, dense = self.stored, self.dense  # once each: a module looks its parts up slowly
-        stored.check(x)
+        stored: Any
+        if torch.compiler.is_compiling():
+            stored, dense, bias = self.stored, self.dense, self.bias
+        else:  # past nn.Module.__getattr__: on a GPU it would be a third of a call's time
+            buffers, stored = self._buffers, self._modules["stored"]
+            dense = buffers["dense"]
+            bias = buffers["bias"] if "bias" in buffers else self.bias  # it may have been set to a parameter
         if not x.numel():
+            stored.check(x)
             return x.new_zeros(*x.shape[:-1], self.out_features)
         if dense is not None and self.plan.kernel(x.numel() // self.in_features) == "dense":
-            return F.linear(x, dense, self.bias)
-        return stored.linear(x, self.bias, self.plan)
+            stored.check(x)
+            return F.linear(x, dense, bias)
+        return stored.linear(x, bias, self.plan)
 
     def extra_repr(self) -> str:
         """Shapes, and what is stored."""

@@ -51,13 +51,17 @@ class Product:
     def __init__(self, matrix: SparseRows, steps: Sequence[int]) -> None:
         self.matrix = matrix
         self._steps, (self._rows, self._width) = steps, matrix.shape
+        self._dtype, self._device = matrix.dtype, matrix.columns.get_device()
         self._launchers: dict[tuple[int, bool], Launcher | None] = {}
 
+    def takes(self, x: Tensor) -> bool:
+        """Whether inputs are in the dtype and on the device of the matrix, and as wide."""
+        return x.dtype is self._dtype and x.get_device() == self._device and x.shape[-1:] == (self._width,)
+
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ matrix.T + bias`` for inputs of any leading shape, in the dtype and on the device of the matrix."""
-        shape = x.shape
+        """``x @ matrix.T + bias`` for inputs of any leading shape that :meth:`takes` is True for."""
         tokens = x.numel() // self._width if self._width else 0
-        if not 0 < tokens <= MOST_TOKENS or shape[-1] != self._width:
+        if not 0 < tokens <= MOST_TOKENS:
             return multiply(x, self.matrix, bias, self._steps)
         key = (tokens, bias is not None)
         if key not in self._launchers:
@@ -65,7 +69,7 @@ class Product:
         launcher = self._launchers[key]
         if launcher is None:
             return multiply(x, self.matrix, bias, self._steps)
-        y = x.new_empty((*shape[:-1], self._rows))
+        y = x.new_empty((*x.shape[:-1], self._rows))
         staged.run(launcher, x if x.is_contiguous() else x.contiguous(), self.matrix, bias, y)
         return y
 
