@@ -64,7 +64,7 @@ def install(monkeypatch, computes=True):
         staged, "_compiled", lambda *settings: types.SimpleNamespace(func=types.SimpleNamespace(value=7))
     )
     monkeypatch.setattr(staged, "launcher", staged.launcher.__wrapped__)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0x1234, raising=False)
+    monkeypatch.setattr(driver, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(driver, "current_device", lambda: -1)
+    monkeypatch.setattr(driver, "current_stream", lambda index: 0x1234)
     return stand_in

@@ -93,7 +93,7 @@ class SparseLinear(nn.Module):
         else:  # past nn.Module.__getattr__: on a GPU it would be a third of a call's time
             buffers, stored = self._buffers, self._modules["stored"]
             dense = buffers["dense"]
-            bias = buffers["bias"] if "bias" in buffers else self.bias  # it may have been set to a parameter
+            bias = buffers["bias"] if "bias" in buffers else self.bias  # noqa: SIM401 (set to a parameter)
         if not x.numel():
             stored.check(x)
             return x.new_zeros(*x.shape[:-1], self.out_features)

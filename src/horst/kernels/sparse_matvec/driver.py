@@ -13,7 +13,7 @@ import logging
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,12 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 # The first driver (12.3) that captures programmatic launches into graphs.
 _DRIVER_THAT_OVERLAPS = 12030
 _SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
+
+# The device of the calling thread, and a device's current stream as a number: torch's public ways take a microsecond
+# each. A torch without CUDA has neither.
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+on_device = torch.cuda.device
 
 
 class _Attribute(ctypes.Structure):

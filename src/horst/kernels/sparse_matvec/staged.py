@@ -57,7 +57,7 @@ def source(tokens: int, warps: int, batch: int, *, bfloat16: bool, overlap: bool
 
 @functools.cache
 def _compiled(tokens: int, warps: int, batch: int, bfloat16: bool, overlap: bool, device: torch.device) -> Any:
-    with torch.cuda.device(device):
+    with driver.on_device(device):
         text = source(tokens, warps, batch, bfloat16=bfloat16, overlap=overlap)
         return torch.cuda._compile_kernel(text, "sparse_matvec")
 
@@ -72,7 +72,7 @@ def launcher(
     assert tokens <= at_a_time
     overlap = launch.overlap and driver.can_overlap(device)
     kernel = _compiled(at_a_time, launch.warps, launch.block // 128, dtype == torch.bfloat16, overlap, device)
-    with torch.cuda.device(device):
+    with driver.on_device(device):
         return driver.Launcher(
             kernel.func.value,
             grid=-(-rows // launch.rows),
@@ -87,12 +87,12 @@ def launcher(
 def run(ready: driver.Launcher, x: Tensor, matrix: SparseRows, bias: Tensor | None, y: Tensor) -> None:
     """Write ``x @ matrix.T + bias`` to ``y``, on the current stream of their device; both are contiguous."""
     index = x.get_device()
-    if index != torch._C._cuda_getDevice():
-        with torch.cuda.device(index):
+    if index != driver.current_device():
+        with driver.on_device(index):
             return run(ready, x, matrix, bias, y)
     target = y.data_ptr()
     return ready(
-        torch._C._cuda_getCurrentRawStream(index),
+        driver.current_stream(index),
         x.data_ptr(),
         matrix.columns.data_ptr(),
         matrix.starts.data_ptr(),
