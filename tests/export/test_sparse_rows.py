@@ -112,6 +112,16 @@ def test_a_launch_that_is_wrong_or_fails_is_left_out(monkeypatch, caplog):
     assert "is left out: out of registers" in caplog.text
 
 
+def test_tritons_launches_are_for_what_the_staged_kernel_does_not_take(monkeypatch):
+    staged = {name for name, launch in LAUNCHES.items() if launch.staged}
+    monkeypatch.setattr(gpu_kernels, "_works", lambda launch, x, matrix, bias: True)
+    assert gpu_kernels._working(LAUNCHES, None, None, None).keys() == staged
+    monkeypatch.setattr(gpu_kernels, "_works", lambda launch, x, matrix, bias: not launch.staged)
+    assert gpu_kernels._working(LAUNCHES, None, None, None).keys() == LAUNCHES.keys() - staged
+    monkeypatch.setattr(gpu_kernels, "_works", lambda launch, x, matrix, bias: False)
+    assert gpu_kernels._working(LAUNCHES, None, None, None) == {}
+
+
 def test_it_compiles_as_one_operator_for_any_number_of_tokens():
     model = nn.Sequential(SparseLinear(pruned(nn.Linear(16, 16)), PLAN), nn.ReLU())
     graphs = []

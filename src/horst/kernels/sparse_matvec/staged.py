@@ -18,7 +18,6 @@ from horst.kernels.sparse_matvec.layout import SparseRows
 from horst.kernels.sparse_matvec.tuning import Launch
 
 _SOURCE = pathlib.Path(__file__).with_name("staged.cu")
-_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def can_stage(matrix: SparseRows) -> bool:
