@@ -14,7 +14,7 @@ from horst.export.gpu_kernels import LAUNCHES
 pytest.importorskip("transformers")
 SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "sparse_gpu_models.py"
 KERNEL = next(iter(LAUNCHES))
-PLAN = Plan({1: {"dense": 1.0, KERNEL: 0.1}, 64: {"expanded": 0.1, KERNEL: 1.0}})
+PLAN = Plan({1: {"dense": 1.0, KERNEL: 0.1}})  # for any number of tokens: the interpreter of Triton is slow
 
 
 def sparse(model):
