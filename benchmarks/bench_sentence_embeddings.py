@@ -61,11 +61,13 @@ def main() -> None:
     tokenizer = load_extra("transformers").AutoTokenizer.from_pretrained(arguments.model)
 
     def tokens(count: int) -> dict[str, Tensor]:
-        text = list(itertools.islice(sentences, count))
-        found = tokenizer(text, padding=True, truncation=True, max_length=arguments.length, return_tensors="pt")
+        text: list[str] = []
+        while len(text) < count and (article := next(articles, None)) is not None:  # no article is in two parts
+            text += article
+        found = tokenizer(text[:count], padding=True, truncation=True, max_length=arguments.length, return_tensors="pt")
         return {key: found[key] for key in ("input_ids", "attention_mask")}
 
-    sentences = _sentences(arguments.data)
+    articles = _articles(arguments.data)
     texts = {name: tokens(arguments.held_out) for name in ("test", "validation")}
     data = tokens(arguments.sentences)
     dense = {name: _embeddings(model, text) for name, text in texts.items()}
@@ -111,10 +113,11 @@ def main() -> None:
             note(seed, optimizer, "sparsegpt", lr, start, done.sparsity)
 
 
-def _sentences(path: pathlib.Path) -> Iterator[str]:
+def _articles(path: pathlib.Path) -> Iterator[list[str]]:
+    """The sentences of each article, by a simple rule."""
     for document in Source(path).documents():
-        found = (part.strip() for part in re.split(r"(?<=[.!?])\s+", document.text))
-        yield from itertools.islice((one for one in found if SHORTEST <= len(one) <= LONGEST), PER_ARTICLE)
+        found = (part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", document.text))
+        yield list(itertools.islice((one for one in found if SHORTEST <= len(one) <= LONGEST), PER_ARTICLE))
 
 
 @torch.no_grad()
