@@ -246,3 +246,80 @@ def sizes_table(results: Sequence[Result]) -> Table:
         ("of float32, matrices alone", "{of_float32_in_matrices:.3f}"),
         ("perplexity", lambda row: number(row["perplexity"], ".2f" if row["perplexity"] < 1e4 else ",.0f")),
     )
+
+
+_TRAINED_BY = {"one-shot": "not trained", "adamw": "AdamW", "horst": "HORST", "dense": "AdamW, nothing pruned"}
+
+
+def recovery_tables(results: Sequence[Result]) -> list[Table | str]:
+    """What training wins back: per model and pattern the dense model, one-shot pruning and each contender's best rate.
+
+    The rate is the one with the lowest perplexity on the validation text; below, all that were tried.
+    """
+    rows = [row for result in results for row in result.rows]
+    if not rows:
+        return ["Not measured yet."]
+    trained = [row for row in rows if "test" in row and "lr" in row]
+    best = {
+        key: min(own, key=lambda row: float(row["validation"]))
+        for key, own in _grouped(trained, "model", "pattern", "contender", "seed").items()
+    }
+    chosen = [row for row in rows if "lr" not in row or best.get(_key(row)) is row]
+    # one after the other: models as they come, the dense one first, then each pattern whole
+    order = {name: i for i, name in enumerate(dict.fromkeys((row["model"], row["pattern"]) for row in rows))}
+    chosen.sort(key=lambda row: (order[row["model"], row["pattern"]], "lr" in row))
+    main = from_rows(
+        chosen,
+        ("model", "{model}"),
+        ("zeros", lambda row: _pattern(row["pattern"])),
+        ("pruned by", lambda row: row.get("method", "sparsegpt" if row["contender"] != "dense" else "")),
+        ("trained by", lambda row: _TRAINED_BY.get(row["contender"], row["contender"])),
+        ("lr", lambda row: f"{row['lr']:g}" if "lr" in row else ""),
+        ("tokens", lambda row: f"{row['tokens'] / 1e6:.1f} M" if "lr" in row else ""),
+        ("seed", "{seed}"),
+        ("perplexity", lambda row: number(row["test"], ".2f" if float(row["test"]) < 1e4 else ",.0f")),
+        ("tokens per second", lambda row: number(row.get("tokens_per_second"), ",.0f", none="")),
+    )
+    tried = from_rows(
+        [row for row in rows if "lr" in row],
+        ("tried", lambda row: _TRAINED_BY.get(row["contender"], row["contender"])),
+        ("model", "{model}"),
+        ("zeros", lambda row: _pattern(row["pattern"])),
+        ("lr", "{lr:g}"),
+        ("validation", lambda row: number(row["validation"], ".2f") if "test" in row else "broke down"),
+    )
+    return [main, tried]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "pattern", "contender", "seed"))
+
+
+def _grouped(rows: Sequence[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
+
+
+def _pattern(pattern: str) -> str:
+    return pattern if ":" in pattern else f"{float(pattern):.0%}"
+
+
+def sentence_embeddings_table(results: Sequence[Result]) -> Table | str:
+    """Mean cosine to the dense model's embeddings, over the seeds: one row per way, each with its best rate."""
+    rows = [row for result in results for row in result.rows]
+    if not rows:
+        return "Not measured yet."
+    lines = []
+    for (model, method, training), own in _grouped(rows, "model", "method", "training").items():
+        by_rate = _grouped(own, "lr")
+        means = {rate: sum(row["validation"] for row in tried) / len(tried) for rate, tried in by_rate.items()}
+        rate = max(means, key=means.__getitem__)
+        found = [row["test"] for row in by_rate[rate]]
+        zeros = f"{by_rate[rate][0]['sparsity_of_pruned_layers']:.0%}"
+        trained = "not trained" if training == "none" else _TRAINED_BY[training]
+        seeds = ", ".join(f"{value:.4f}" for value in found)
+        mean = f"{sum(found) / len(found):.4f}"
+        lines.append([model, zeros, method, trained, "" if rate[0] is None else f"{rate[0]:g}", mean, seeds])
+    return Table(columns=["model", "zeros", "pruned by", "trained by", "lr", "mean cosine", "each seed"], rows=lines)

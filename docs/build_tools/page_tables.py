@@ -303,6 +303,12 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "export_models": (BENCH("export_cpu"), benchmark_tables.export_models_table),
     "generate_cpu": (BENCH("generate_cpu"), benchmark_tables.generate_cpu_table),
     "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
+    # these may not have been run
+    "recovery": (("benchmarks/results/recovery_*.json",), benchmark_tables.recovery_tables),
+    "sentence_embeddings": (
+        ("benchmarks/results/sentence_embeddings_*.json",),
+        benchmark_tables.sentence_embeddings_table,
+    ),
     "sizes": (BENCH("sizes_smollm2_cpu"), benchmark_tables.sizes_table),
     "sparse_layers": (BENCH("sparse_gpu"), benchmark_tables.sparse_layers_table),
     "sparse_tokens": (BENCH("sparse_gpu"), benchmark_tables.sparse_tokens_table),

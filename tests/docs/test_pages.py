@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import re
 
+import benchmark_tables
 import matplotlib
 import page_tables
 import pages
@@ -167,3 +168,36 @@ def test_the_times_of_short_attention_stand_beside_their_floor():
     newer = [{**row, "kernel": "attention", "shape": "2 x 4 x 1 x 8"} for row in rows]
     newer.append({**newer[0], "kernel": "cross_entropy", "shape": "8 x 100", "direction": "both"})
     assert write([dataclasses.replace(WIKIPEDIA, rows=newer)]).rows == table.rows
+
+
+def _result(experiment, rows):
+    return Result(experiment=experiment, config={}, rows=rows, curves={}, notes=[], environment={}, seconds=1.0)
+
+
+def test_recovery_shows_each_contender_with_the_rate_that_the_validation_text_chose():
+    base = {"model": "tiny", "seed": 0, "tokens": 2_000_000, "tokens_per_second": 1000.0}
+    one = {"model": "tiny", "seed": 0, "contender": "one-shot"}
+    runs = [("adamw", "0.6", 1e-4, 9.0, 8.0), ("adamw", "0.6", 1e-3, 7.0, 8.5), ("adamw", "2:4", 1e-3, 6.0, 6.5)]
+    rows = [
+        {**one, "pattern": "0", "method": "dense", "test": 5.0, "validation": 5.0},
+        {**one, "pattern": "0.6", "method": "wanda", "test": 50.0, "validation": 50.0},
+        {**one, "pattern": "2:4", "method": "wanda", "test": 40.0, "validation": 40.0},
+        *(dict(base, contender=c, pattern=p, lr=lr, validation=v, test=t) for c, p, lr, v, t in runs),
+        {**base, "contender": "horst", "pattern": "0.6", "lr": 1.0, "failed": "the loss is nan"},
+    ]
+    main, tried = benchmark_tables.recovery_tables([_result("bench_sparsify", rows)])
+    assert main.column("perplexity") == ["5.00", "50.00", "8.50", "40.00", "6.50"]
+    assert main.column("lr") == ["", "", "0.001", "", "0.001"]
+    assert main.column("zeros") == ["0%", "60%", "60%", "2:4", "2:4"]
+    assert tried.column("validation") == ["9.00", "7.00", "6.00", "broke down"]
+    assert benchmark_tables.recovery_tables([]) == ["Not measured yet."]
+
+
+def test_sentence_embeddings_are_means_over_seeds_at_the_best_rate():
+    base = {"model": "tiny", "method": "sparsegpt", "sparsity_of_pruned_layers": 0.8, "training": "horst"}
+    found = [(0, 1e-4, 0.5, 0.9), (1, 1e-4, 0.5, 0.8), (0, 1e-3, 0.7, 0.6), (1, 1e-3, 0.6, 0.7)]
+    rows = [dict(base, seed=s, lr=lr, validation=v, test=t) for s, lr, v, t in found]
+    rows += [dict(base, training="none", seed=0, lr=None, validation=0.1, test=0.2)]
+    table = benchmark_tables.sentence_embeddings_table([_result("bench_sentence_embeddings", rows)])
+    assert table.column("mean cosine") == ["0.6500", "0.2000"]
+    assert table.column("lr") == ["0.001", ""]

@@ -8,7 +8,11 @@ import sys
 import pytest
 import torch
 
+import horst
+from horst.cli.models import load_model
+from horst.lab.data.token_files import open_tokens
 from horst.lab.data.tokenization import write_token_files
+from horst.training import LoopConfig, perplexity
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "bench_sparsify.py"
 
@@ -17,9 +21,11 @@ SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "bench_sparsify.py"
 def words(tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    shape = {"vocab_size": 257, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    config = transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "tiny")
+    config = transformers.LlamaConfig(  # as SmolLM2: grouped queries, a tied head, weights in bfloat16
+        vocab_size=257, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "tiny")
     texts = ((split, "the quick brown fox " * 60) for split in ["train"] * 4 + ["val"])
     write_token_files(texts, tmp_path / "tokens", tokenizer="bytes")
     files = ("--train", str(tmp_path / "tokens/train.bin"), "--test", str(tmp_path / "tokens/val.bin"))
@@ -52,3 +58,36 @@ def test_the_learning_rate_of_the_first_pattern_serves_the_others(contender, wor
     assert (first["lr"], second["lr"], other["lr"]) == (1e-4, 1e-2, best["lr"])
     assert all(row["sparsity_of_pruned_layers"] >= 0.5 for row in found)  # l1 makes more zeros
     assert first["test"] != second["test"]
+
+
+def test_contenders_take_turns_and_share_what_one_pruning_left(words, monkeypatch):
+    found = rows(
+        words, monkeypatch, "--contender", "adamw", "horst", "one-shot", "--lrs", "1e-3", "3e-3", "--then", "2:4"
+    )
+    trained = [(row["contender"], row["pattern"]) for row in found if row["contender"] != "one-shot"]
+    assert trained == [("adamw", "0.6"), ("horst", "0.6")] * 2 + [("adamw", "2:4"), ("horst", "2:4")]
+    pruned = {row["pattern"]: row["test"] for row in found if row.get("method") == "sparsegpt"}
+    assert all(row["pruned_test"] == pruned[row["pattern"]] for row in found if "lr" in row)
+    assert all(row["tokens_per_second"] is None or row["tokens_per_second"] > 0 for row in found if "lr" in row)
+    # the same as one call for the dense model
+    row = next(row for row in found if row["contender"] == "horst")
+    model = load_model(pathlib.Path(words[1])).model.float()
+    tokens = open_tokens(words[3]).tokens
+    windows = torch.from_numpy(tokens[: len(tokens) // 16 * 16].astype("int32")).view(-1, 16)
+    loop = LoopConfig(precision="float32", clip_norm=1.0)
+    horst.sparsify(model, windows, sparsity=0.6, lr=1e-3, tokens=256, batch_size=4, loop=loop)
+    text = torch.from_numpy(open_tokens(words[5]).tokens.astype("int64"))
+    text = text[: len(text) // 16 * 16].view(-1, 16)
+    assert perplexity(model, [(text[:, :-1], text[:, 1:])])["perplexity"] == pytest.approx(row["test"], rel=1e-5)
+
+
+def test_no_run_begins_when_the_time_is_up(words, monkeypatch):
+    assert len(rows(words, monkeypatch, "--contender", "one-shot", "horst", "--seconds", "0")) == 1
+    result = json.loads(pathlib.Path(words[-1]).read_text())
+    assert result["notes"] == ["Stopped after 0 s: not all runs were made."]
+
+
+def test_a_rate_that_breaks_down_is_noted_and_not_chosen(words, monkeypatch):
+    broken, good, other = rows(words, monkeypatch, "--contender", "adamw", "--lrs", "1e30", "1e-3", "--then", "2:4")
+    assert "Lower the learning rate" in broken["failed"]
+    assert (good["lr"], other["lr"]) == (1e-3, 1e-3)

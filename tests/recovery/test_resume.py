@@ -32,6 +32,7 @@ def numbers(report):
     found = report.to_dict()
     for row in (*found["stages"], *found["rows"]):
         row.pop("seconds")
+        row.pop("units_per_second", None)
     return found
 
 

@@ -1,11 +1,12 @@
 """All stages on small models of every kind: zeros are zeros, the sparsity is there, and the model recovers."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
 import torch
-from recovery_runs import MODELS, SHORT, Plain, gpt2, make, padded, score, weights, windows
+from recovery_runs import LOOP, MODELS, SHORT, Plain, gpt2, make, padded, score, weights, windows
 from torch import nn
 
 import horst
@@ -35,6 +36,21 @@ def test_every_kind_of_model_becomes_sparse(name):
     assert not model.training
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert math.isfinite(report.stages[0].loss)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_is_traced_by_the_compiler(name, monkeypatch):  # tests on a GPU compile it for good
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda loss, **options: compile(loss, backend="aot_eager", **options))
+    found = []
+    for loop in (LOOP, dataclasses.replace(LOOP, compile="on")):
+        model, data = make(name)
+        if name == "plain":
+            model.blocks.apply(lambda module: setattr(module, "p", 0.0))  # a compiled dropout draws other numbers
+        horst.sparsify(model, data, sparsity=0.5, **{**SHORT, "loop": loop})
+        found.append(weights(model))
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])

@@ -120,6 +120,7 @@ class _MixedLoss(torch.autograd.Function):
         label_rows = (label_weight / has_target.sum().clamp(min=1)).to(wide) * has_target
         distill_rows = (distill_weight / mask.sum().clamp(min=1)).to(wide) * mask
         gradient = torch.empty_like(student)
+        # Never changed in place: compiled by torch 2.11, what is returned would get no gradient then (pytorch#180642).
         loss = torch.zeros((), dtype=wide, device=student.device)
         count = max(1, _CHUNK // max(student.shape[-1], 1))
         for start in range(0, len(student), count):
@@ -129,7 +130,7 @@ class _MixedLoss(torch.autograd.Function):
             if label_weight:
                 log_q, classes = s.log_softmax(-1), targets[rows].clamp(min=0)[:, None]
                 weight = label_rows[rows][:, None]
-                loss -= (weight * log_q.gather(1, classes)).sum()
+                loss = loss - (weight * log_q.gather(1, classes)).sum()
                 part += weight * log_q.exp_()
                 part.scatter_add_(1, classes, -weight)
             if distill_weight and teacher is not None:
@@ -138,7 +139,7 @@ class _MixedLoss(torch.autograd.Function):
                 weight = distill_rows[rows][:, None]
                 # kl_div leaves out classes of probability 0, whose log is minus infinity.
                 divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True)
-                loss += temperature**2 * (weight * divergence).sum()
+                loss = loss + temperature**2 * (weight * divergence).sum()
                 part += temperature * weight * (log_q.exp_() - log_p.exp_())
             gradient[rows] = part
         ctx.save_for_backward(gradient)

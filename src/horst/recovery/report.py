@@ -23,6 +23,8 @@ class Stage:
         pruned: Numbers of the evaluation after pruning, before training; none where training starts dense.
         metrics: Numbers of the evaluation after training.
         seconds: Wall time of the training.
+        units_per_second: Tokens, images or rows per second, without the first steps (which compile); None where nothing
+            is left then.
     """
 
     sparsity: float
@@ -32,6 +34,7 @@ class Stage:
     pruned: Mapping[str, float]
     metrics: Mapping[str, float]
     seconds: float
+    units_per_second: float | None = None  # a run that an earlier version began has none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -212,6 +212,7 @@ class _Recovery:
             result, layers = self._train_adapters(stage, masks)
         state["loss"], state["metrics"] = self.progress.last_loss(stage), result.metrics
         state["seconds"] = result.seconds
+        state["units_per_second"] = result.units_per_second or state.get("units_per_second")  # a resumed end has none
         return layers
 
     def _train_weights(self, stage: int, masks: dict[str, Tensor]) -> tuple[TrainResult, list[PrunedLayer]]:
