@@ -3,11 +3,10 @@
     python benchmarks/bench_sizes.py MODEL --train tokens/train.bin --test wikitext/test.bin --out runs/sizes.json
 
 MODEL is a causal language model on disk: of Hugging Face, or of a finished run of ours. The token files are those of
-``horst data tokenize``. Rows are the dense model and SparseGPT at each of ``--sparsities``, with the matrices in
-float32, bfloat16, int8 and int4; beside them the dense model in 8, 4, 3 and 2 bits by the same quantizer, rounded to
-the nearest and by error propagation (SparseGPT at sparsity 0). Every row is written to a file, loaded from it, and
-judged as loaded. Embeddings and head are float32 and bfloat16 beside such matrices, and ``--head-values`` beside
-integers.
+``horst data tokenize``. Rows are the dense model with its matrices in each of ``--values``, rounded to the nearest, and
+SparseGPT at each of ``--sparsities``, which rounds as it prunes; sparsity 0 rounds alone, and is for integers. int3 and
+int2 are for the dense model. Every row is written to a file, loaded from it, and judged as loaded. Embeddings and head
+are float32 and bfloat16 beside such matrices, and ``--head-values`` beside integers.
 
 One calibration of the dense model serves all rows; with ``--sequential`` each row is calibrated on what its own pruned
 blocks return, as ``horst prune`` does, which takes longer. The result is written again after every row.
@@ -32,7 +31,8 @@ from horst.parameters.quantization import GROUP_SIZE
 from horst.pruning.one_shot import Plan
 from horst.training import perplexity
 
-INTEGERS = ("int8", "int4", "int3", "int2")
+FLOATS, INTEGERS = ("float32", "bfloat16"), ("int8", "int4", "int3", "int2")
+FOR_ZEROS = (*FLOATS, "int8", "int4")
 
 
 def main() -> None:
@@ -40,7 +40,8 @@ def main() -> None:
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--train", type=pathlib.Path, required=True, help="token file to calibrate on")
     parser.add_argument("--test", type=pathlib.Path, required=True, help="token file to judge by")
-    parser.add_argument("--sparsities", type=float, nargs="*", default=[0.5, 0.7, 0.8, 0.9])
+    parser.add_argument("--sparsities", type=float, nargs="*", default=[0.0, 0.5, 0.7, 0.8, 0.9])
+    parser.add_argument("--values", nargs="+", choices=[*FLOATS, *INTEGERS], default=[*FLOATS, *INTEGERS])
     parser.add_argument("--head-values", default="int8", help="precision of embeddings and head beside integers")
     parser.add_argument("--group-size", type=int, default=GROUP_SIZE)
     parser.add_argument("--samples", type=int, default=128, help="windows to calibrate on")
@@ -75,13 +76,12 @@ class Sizes:
 
     def run(self) -> None:
         """Each row in turn."""
-        for values in ("float32", "bfloat16", *INTEGERS):
+        for values in self.arguments.values:
             self._row(None, "nearest", values)
-        for values in INTEGERS:
-            self._row(0.0, "sparsegpt", values)
         for sparsity in self.arguments.sparsities:
-            for values in ("float32", "bfloat16", "int8", "int4"):
-                self._row(sparsity, "sparsegpt", values)
+            for values in self.arguments.values:
+                if values in (FOR_ZEROS if sparsity else INTEGERS):
+                    self._row(sparsity, "sparsegpt", values)
 
     def _row(self, sparsity: float | None, rounding: str, values: str) -> None:
         start = time.perf_counter()
@@ -104,12 +104,11 @@ class Sizes:
         own = [row for row in layout if row["tensor"] in self.matrices]
         bits = 8 * sum(row["bytes"] for row in own) / sum(self.matrices.values())
         zeros = sum(int((p == 0).sum()) for name, p in self.model.named_parameters() if name in self.matrices)
-        dense = {row["values"]: row["bytes"] for row in self.rows[:2]}  # the first two rows: nothing but the dtype
+        weights = sum(p.numel() for p in self.model.parameters())  # one that is tied counts once, as in the file
         row = {
             "model": self.loaded.path.name, "sparsity": sparsity or 0.0, "rounding": rounding, "values": values,
             "head_values": head or "float32", "zeros_in_matrices": zeros / sum(self.matrices.values()),
-            "bytes": size, "of_dense_float32": size / dense.get("float32", size),
-            "of_dense_bfloat16": size / dense["bfloat16"] if len(dense) == 2 else None,
+            "bytes": size, "of_dense_float32": size / (4 * weights), "of_dense_bfloat16": size / (2 * weights),
             "bits_per_weight_in_matrices": bits, "of_float32_in_matrices": bits / 32,
             "positions": "; ".join(sorted({row["positions"] for row in own})),
         }  # fmt: skip
