@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import benchmark_tables
@@ -31,21 +31,44 @@ HEADLINE_LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8)
 HEADLINE_SETTINGS = ("lr", "beta2", "decay", "decay on")
 
 
+# One sparsity for each tensor, or one threshold for all tensors: which is better depends on l1.
+WAYS = {
+    "magnitude": "magnitude", "magnitude-global": "magnitude, one threshold",
+    "sparsegpt": "SparseGPT", "sparsegpt-global": "SparseGPT, one threshold",
+}  # fmt: skip
+
+
+def as_recommended(results: Sequence[Result], names: Mapping[str, str] = WAYS) -> list[Result]:
+    """The rows of models pruned as the guides say: with ``l1`` by one threshold for all tensors where that was run."""
+
+    def kept(result: Result) -> Result:
+        one_threshold = any(row.get("l1") and row["method"].endswith("-global") for row in result.rows)
+        rows = [
+            {**row, "method": names.get(row["method"], row["method"])}
+            for row in result.rows
+            if row["method"] == "dense" or row["method"].endswith("-global") == one_threshold
+        ]
+        return dataclasses.replace(result, rows=rows)
+
+    return [kept(result) for result in results]
+
+
 def headline_rows(row: Row) -> bool:
-    """AdamW and HORST at alpha 5, each without l1 and with 0.01, at the levels of the README's table."""
-    contender = row["optimizer"] in ("adamw", "adamw-l1", "horst", "horst-l1") and row["alpha"] in (0.0, 5.0)
-    return contender and row.get("l1") in (None, 0.01) and row["sparsity"] in HEADLINE_LEVELS
+    """AdamW and HORST, each without l1 and with it, at the levels of the README's table."""
+    return row["optimizer"] in ("adamw", "adamw-l1", "horst", "horst-l1") and row["sparsity"] in HEADLINE_LEVELS
 
 
 def gpt2_headline(results: Sequence[Result]) -> Table:
     """The README's table: GPT-2 small pruned by magnitude and by SparseGPT, with settings, actual zeros and seeds."""
     table = quality_table(
-        results, where=headline_rows, methods=("magnitude", "sparsegpt"), show=(*HEADLINE_SETTINGS, "pruned by")
-    )
+        as_recommended(results), where=headline_rows, methods=tuple(WAYS.values()),
+        show=(*HEADLINE_SETTINGS, "pruned by"),
+    )  # fmt: skip
     # settings that all rows share stand once, in the title
     shared = {name: table.rows[0][i] for i, name in enumerate(table.columns)
               if name in HEADLINE_SETTINGS and len({row[i] for row in table.rows}) == 1}  # fmt: skip
-    kept = [i for i, name in enumerate(table.columns) if i and name not in shared]
+    hidden = {*shared, "mirror step on"}
+    kept = [i for i, name in enumerate(table.columns) if i and name not in hidden]
     title = "; ".join([table.columns[0], ", ".join(f"{name} {value}" for name, value in shared.items())])
     rows = sorted([row[0], *(row[i] for i in kept)] for row in table.rows)
     return Table(columns=[title, *(table.columns[i] for i in kept)], rows=rows)
@@ -72,8 +95,13 @@ def gradient_scaling_table(results: Sequence[Result]) -> Table:
 
 
 def gpt2_headline_figure(results: Sequence[Result]) -> Any:
-    """The README's figure: perplexity against actual zeros, pruned by magnitude."""
-    return against_zeros(results, where=headline_rows, panels=lambda row: "GPT-2 small, pruned by magnitude")
+    """The README's figure: perplexity against actual zeros, pruned by SparseGPT in the way that suits the model."""
+    return against_zeros(
+        as_recommended(results, {"sparsegpt-global": "sparsegpt"}),
+        where=lambda row: headline_rows(row) and row.get("l1") != 0.01,
+        methods=("sparsegpt",),
+        panels=lambda row: "GPT-2 small, pruned once by SparseGPT",
+    )
 
 
 def with_earlier_alpha(results: Sequence[Result]) -> list[Result]:
@@ -164,12 +192,13 @@ LANGUAGE, COMPOSITIONS, VISION = (files(f"frontier_{name}") for name in ("langua
 FRESH, UNTOUCHED = files("frontier_language_fresh_seeds"), files("frontier_language_untouched_seeds")
 VISION_FRESH, VISION_95 = files("frontier_vision_fresh_seeds"), files("frontier_vision_beta2_0.95")
 GPT2_HEADLINE = (
-    *files("table6_gpt2_adamw_beta2_0.999", "table6_gpt2_alpha5_beta2_0.999"), f"{RESULTS}/gpt2_headline/*.json"
-)  # fmt: skip
-GPT2_LONG_MEMORY = (
-    *(f"{RESULTS}/table6_gpt2_*beta2_0.999*.json", f"{RESULTS}/gpt2_headline/*.json"),
-    f"{RESULTS}/rule/gpt2_auto_l1_0.015.json",
+    *files("table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1", "gpt2_headline/gpt2_adamw_l1_0.01_seed0"),
+    f"{RESULTS}/evidence/*.json",
 )
+GPT2_EVIDENCE = (f"{RESULTS}/evidence/*.json",)
+GPT2_LONG_MEMORY = (
+    *(f"{RESULTS}/table6_gpt2_*beta2_0.999*.json", f"{RESULTS}/gpt2_headline/*.json"), *GPT2_EVIDENCE
+)  # fmt: skip
 WHOSE_GAIN = (
     *files("table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1", "gpt2_headline/gpt2_adamw_l1_0.01_seed0"),
     *files("whose_gain/gpt2_norms", "whose_gain/gpt2_blocks", "table6_gpt2_alpha5_beta2_0.999"),
@@ -223,6 +252,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         quality_table,
     ),
     "one_threshold": ((f"{RESULTS}/one_threshold/*.json",), quality_table),
+    "one_threshold_gpt2": (GPT2_EVIDENCE, quality_table),
     "table6_speed": (TABLE6, speed_table),
     "mirror_tensors": ((f"{RESULTS}/mirror_tensors/*.json",), quality_table),
     "one_shot_methods": (files("one_shot_methods_cpu"), quality_table),

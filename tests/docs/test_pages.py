@@ -87,6 +87,15 @@ def test_the_headline_averages_files_of_equal_settings_and_says_seeds_and_zeros(
     assert other.column("lr") == ["0.001", "0.002"]
 
 
+def test_the_headline_shows_models_with_l1_by_one_threshold_and_others_by_one_sparsity_per_tensor():
+    own = [row for row in WIKIPEDIA.rows if row["optimizer"] == "adamw" and row["sparsity"] in (0.0, 0.5)]
+    both = [*own, *({**row, "method": "magnitude-global", "perplexity": 1.0} for row in own if row["sparsity"])]
+    with_l1 = [{**row, "optimizer": "adamw-l1", "l1": 0.015} for row in both]
+    table = headline_of(with_rows(WIKIPEDIA, both), with_rows(WIKIPEDIA, with_l1))
+    assert table.column("pruned by") == ["magnitude", "magnitude, one threshold"]
+    assert table.column("50%") == [f"{own[1]['perplexity']:.2f}", "1.00"]
+
+
 def test_files_of_one_machine_share_a_line_that_names_each_ones_commit():
     def result(commit, device, seconds):
         environment = {"commit": commit, "device": device, "torch": "2.11.0", "python": "3.12"}
