@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import benchmark_tables
+import compare_page
 import how_it_works
 
 from horst.lab.experiments.result import Result
-from horst.lab.report import compare, figures, frontier, geometry, paper
+from horst.lab.report import compare_figures, figures, frontier, geometry, paper
 from horst.lab.report.quality_figures import against_product, against_zeros
 from horst.lab.report.quality_tables import compare_words, quality_table
 from horst.lab.report.quickstart import language_table, recovery_table, vision_table
@@ -132,19 +133,6 @@ def auto_words(results: Sequence[Result]) -> str:
     return compare_words(results, "HORST, alpha auto", "HORST, alpha 5")
 
 
-def comparison(results: Sequence[Result]) -> list[Part]:
-    """Of each result who is best, in words; the table; of the first of language models the figure; the tries."""
-    if not results:
-        return ["Not measured yet."]
-    parts: list[Part] = []
-    for result in results:
-        table = compare.compare_table([result])
-        rest = [] if result.config["tries"] == 1 else [compare.tries_table([result])]
-        drawn = [COMPARE_FIGURE_ON_PAGE] if result is results[0] and result.experiment == "compare_language" else []
-        parts += [f"Setting: {result.config['setting']}. {compare.words(result)}".strip(), table, *drawn, *rest]
-    return parts
-
-
 acdc_table = functools.partial(quality_table, show=["lr"])
 
 
@@ -221,11 +209,6 @@ DEIT_EARLIER = files(
 
 # They may not have been run; then the page says so, and there is no figure.
 COMPARE_LANGUAGE, COMPARE_VISION = ((f"{RESULTS}/compare_{name}*.json",) for name in ("language", "vision"))
-COMPARE_FIGURE = "figures/compare_language.svg"
-COMPARE_FIGURE_ON_PAGE = (
-    "![Perplexity against the share of zeros, one line for each of the best eight methods, pruned by magnitude on the "
-    f"left and by SparseGPT on the right; the table has the same numbers]({COMPARE_FIGURE})"
-)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Name of the marker on a page -> result files and the function that writes its block.
@@ -266,8 +249,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "acdc_digits": (files("acdc_digits", folder="results/sparsity"), digits_table),
     "gradient_scaling": (files("rigl_gradient_scaling", folder="results/sparsity"), gradient_scaling_table),
     # beyond the paper
-    "compare_language": (COMPARE_LANGUAGE, comparison),
-    "compare_vision": (COMPARE_VISION, comparison),
+    "compare_language": (COMPARE_LANGUAGE, compare_page.comparison),
+    "compare_vision": (COMPARE_VISION, compare_page.comparison),
     "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_table),
     "whose_gain": (WHOSE_GAIN, whose_gain_table),
     "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_table),
@@ -404,7 +387,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = 
         ),
     ),
     **{
-        f"docs/{COMPARE_FIGURE}": (COMPARE_LANGUAGE, lambda results: compare.against_zeros(results[:1]))
+        f"docs/{compare_page.FIGURE}": (COMPARE_LANGUAGE, lambda results: compare_figures.against_zeros(results[:1]))
         for _ in sorted(ROOT.glob(COMPARE_LANGUAGE[0]))[:1]
     },
     **{

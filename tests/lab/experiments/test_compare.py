@@ -232,6 +232,11 @@ def test_the_recipes_give_every_contender_as_many_tries(name, scale):
     assert len(budgets) == 1
 
 
+def test_the_gpu_recipe_has_the_second_beta_of_the_recommended_gpt2_setting():
+    found = compare.contenders_of(RECIPES["compare_language"].scales["gpu"]())
+    assert {point.run.optimization.betas for each in found for point in each.tries} == {(0.9, 0.999)}
+
+
 def test_the_state_of_adamw_is_two_numbers_per_weight(text, tmp_path):
     adamw, horst = compare.contenders_of(language(text, tmp_path))
     model = GPT2(adamw.tries[0].run.model)

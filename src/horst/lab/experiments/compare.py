@@ -33,6 +33,12 @@ _KEPT = (
     *("seed", "broke_down"),
 )
 Outcomes = dict[str, dict[str, Any]]  # by the name of a run
+# What holds for every comparison, in its result's notes.
+NOTES = (
+    "Every contender has the same number of tries on one seed; the best is run with fresh seeds.",
+    "Tries are compared on the data that are reported, with another seed.",
+    "The time per step is the median over a contender's runs, with as many at a time as processes says.",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,17 +172,14 @@ def run(config: Comparison, name: str) -> Result:
         found = compare(config)
         origins.extend(found.pop("origins"))
         runs = found["runs"]
-        notes = [
-            "Every contender has the same number of tries on one seed; the best is run with fresh seeds.",
-            "Tries are compared on the data that are reported, with another seed.",
-            "The time per step is the median over a contender's runs, with as many at a time as processes says.",
-        ]
+        notes = list(NOTES)
         if runs["done"] < runs["planned"]:
             notes.insert(0, f"Partial: {runs['done']} of {runs['planned']} runs are done.")
         return found.pop("rows"), {**found, "less_is_better": language}, notes
 
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else "cpu"
-    setting = words(config.run).split("; the paper")[0]  # type: ignore[arg-type]
+    # nearly every try has its own learning rate
+    setting = words(config.run).split("; the paper")[0].split(", learning rate")[0]  # type: ignore[arg-type]
     return run_and_record(name, config, body, device, origins, setting)
 
 

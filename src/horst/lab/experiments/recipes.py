@@ -246,7 +246,7 @@ RECIPES: dict[str, Recipe] = {
             ),
             "gpu": partial(
                 compare.LanguageComparison,
-                run=changed(_WIKIPEDIA, optimization=Optimization(decay="all", mirror="all")),
+                run=changed(_WIKIPEDIA, optimization=Optimization(betas=(0.9, 0.999), decay="all", mirror="all")),
                 contenders=compare_contenders.LANGUAGE_GPU,
                 **_GIVEN,
             ),

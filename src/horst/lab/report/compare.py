@@ -1,31 +1,30 @@
-"""What the comparisons show: one table of all contenders, their tries, and quality against actual zeros.
+"""What the comparisons show: one table of all contenders, what the mirror step adds, and every try.
 
 A difference counts only if it holds in every seed. In each column the best mean is bold, and with it every contender
-that the best does not beat in each seed that both have.
+that the best does not beat in each seed that both have. The figure is in :mod:`~horst.lab.report.compare_figures`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.document import Content, Figure
-from horst.lab.report.figures import new_figure
-from horst.lab.report.quality_tables import TOLERANCE
+from horst.lab.report.document import Content
+from horst.lab.report.quality_tables import EDGE, TOLERANCE
 from horst.lab.report.runs import ACCURACY, PERPLEXITY, Measure, zeros
 from horst.lab.report.tables import Row, Table, level_name, number
 
-SHOWN = 8  # contenders of the figure
-CROPPED = 1.6  # times the best dense model's perplexity: the axis ends there
 Place = tuple[str, float]  # a way of pruning and a level
-_DENSE: Place = ("dense", 0.0)
-# Okabe and Ito's colours without yellow, which is too pale on white, and with grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-_MARKS = "osD^vP*X"
+DENSE: Place = ("dense", 0.0)
+SPREAD = 0.03  # of the mean: a larger deviation over seeds is shown
+HUGE = 1000.0  # a larger perplexity is not written out
+WAYS = {"sparsegpt": "SparseGPT", "wanda": "Wanda"}
+MIRRORED = {"horst": "adamw", "horst-l1": "adamw-l1", "horst-muon": "muon"}  # what each is without its mirror step
+_GIVEN = ("mirror", "target_sparsity")  # settings that no try varies and that a table need not repeat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,11 +74,21 @@ class Entry:
         found = [row["broke_down"] for rows in self.rows.values() for row in rows.values() if row.get("broke_down")]
         return found[0] if found else ""
 
+    def spread(self, place: Place) -> float:
+        """Standard deviation over fresh seeds."""
+        values = list(self.values(place).values())
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
     @property
     def chosen(self) -> str:
-        """The settings of the best try."""
-        best = [each for each in self.tries if each["chosen"]]
-        return settings_words(best[0]["settings"]) if best else ""
+        """The settings of the best try; a dagger where it is the first or last of three or more values."""
+        best = [each["settings"] for each in self.tries if each["chosen"]]
+        return settings_words(best[0], self._edges(best[0])) if best else ""
+
+    def _edges(self, settings: Mapping[str, Any]) -> list[str]:
+        tried = {name: {each["settings"][name] for each in self.tries} for name in settings}
+        ordered = {n: sorted(v) for n, v in tried.items() if len(v) > 2 and not any(isinstance(x, str) for x in v)}
+        return [name for name, values in ordered.items() if settings[name] in (values[0], values[-1])]
 
     def _quality(self, row: Row) -> float | None:
         value = row.get(self.measure.key)
@@ -87,14 +96,23 @@ class Entry:
         return None if value is None or value == float("inf") else self.measure.scale * value
 
 
-def settings_words(settings: Mapping[str, Any]) -> str:
-    """Settings in a cell.
+def settings_words(settings: Mapping[str, Any], edges: Sequence[str] = ()) -> str:
+    """Settings in a cell; those at the edge of their grid have a dagger.
 
     Example:
-        >>> settings_words({"lr": 0.002, "alpha": "auto"})
-        'lr 0.002, alpha auto'
+        >>> settings_words({"lr": 0.008, "alpha": "auto", "mirror": "all"}, ["lr"])
+        'lr 0.008†, alpha auto'
+        >>> settings_words({"matrix_lr": 2.0**-11, "sign_in_every": 200})
+        'matrix lr 0.00049, sign in every 200'
     """
-    return ", ".join(f"{name.replace('_', ' ')} {number(value, '.4g')}" for name, value in settings.items())
+    said = {name: value for name, value in settings.items() if name not in _GIVEN}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_setting(value)}{EDGE if name in edges else ''}" for name, value in said.items()
+    )
+
+
+def _setting(value: float | str) -> str:
+    return number(value, ".2g" if isinstance(value, float) and value < 1 else "g")
 
 
 def entries(result: Result) -> list[Entry]:
@@ -131,62 +149,116 @@ def not_told_apart(found: Sequence[Entry], place: Place) -> list[str]:
     return [best.name, *(entry.name for entry in part if entry is not best and not _beats(best, entry, place))]
 
 
-def compare_table(results: Sequence[Result]) -> Table:
-    """One row for each contender, the best first."""
+def compare_table(
+    results: Sequence[Result], *, way: str = "", levels: Sequence[float] = (), brief: bool = False
+) -> Table:
+    """One row for each contender, the best first.
+
+    Args:
+        results: The result, alone.
+        way: Way of pruning; that of the criterion unless given.
+        levels: Levels to show; all unless given.
+        brief: Whether to leave out the best try, the state and the time.
+    """
     result = results[0]
-    found, ways, levels = entries(result), _ways(result), _levels(result)
-    bold = {place: set(not_told_apart(found, place)) for place in [_DENSE, *((w, s) for w in ways for s in levels)]}
-    planned = len(result.config["seeds"])
+    found, way = entries(result), way or criterion(result)[0]
+    places = [DENSE, *((way, level) for level in levels or levels_of(result))]
+    bold = {place: set(not_told_apart(found, place)) for place in places}
     time = _time_of(found, next(iter(result.curves["costs"])))
+    missing = _missing(result, found)
     rows = []
     for entry in found:
-        done = sum(each["done"] for each in entry.tries)
-        tries = str(done) if done in (0, len(entry.tries)) else f"{done} of {len(entry.tries)}"
-        seeds = str(entry.fresh) if entry.fresh == planned else f"{entry.fresh} of {planned}"
-        cells = [_cell(entry, _DENSE, bold), *(_level(entry, ways, level, bold) for level in levels)]
+        cells = [_cell(entry, place, entry.name in bold[place]) for place in places]
         if entry.reason:
-            cells[0] = f"broke down: {entry.reason}" if entry.mean(_DENSE) is None else cells[0]
+            cells[0] = f"broke down: {entry.reason}" if entry.mean(DENSE) is None else cells[0]
         elif _guesses(result, entry):
             cells[0 if entry.measure.less else -1] += " (no better than guessing)"
-        share = [number(entry.zeros(criterion(result), key), ".1%", none="") for key in ("", "sparsity_of_all_weights")]
-        memory = number(entry.cost["bytes_per_weight"], ".1f")
-        zeros_words = " / ".join(share) if share[0] else ""
-        rows.append([f"`{entry.name}`", entry.chosen, tries, seeds, *cells, zeros_words, memory, time[entry.name]])
-    title = found[0].measure.name + (f", pruned by {' / '.join(ways)}" if len(ways) > 1 else "")
-    at = level_name(criterion(result)[1])
-    return Table(
-        columns=[
-            title, "best try", "tries", "seeds", "dense", *map(level_name, levels),
-            f"zeros at {at}: pruned layers / all weights", "state, bytes per weight", "time per step",
-        ],
-        rows=rows,
-    )  # fmt: skip
+        costs = [number(entry.cost["bytes_per_weight"], ".0f"), time[entry.name]]
+        begin = [f"`{entry.name}`", *([] if brief else [entry.chosen]), *missing.get(entry.name, [])]
+        rows.append([*begin, *cells, *([] if brief else costs)])
+    title = found[0].measure.name + (f", pruned by {WAYS.get(way, way)}" if "tuned_by" in result.config else "")
+    begin = [title, *([] if brief else ["best try"]), *(["tries", "seeds"] if missing else [])]
+    costs = [] if brief else ["state, bytes per weight", "time per step"]
+    return Table(columns=[*begin, *(level_name(level) for _, level in places), *costs], rows=rows)
+
+
+def pairs_table(results: Sequence[Result], *, levels: Sequence[float] = ()) -> Table:
+    """Each optimizer without and with the mirror step, and in how many seeds the mirror step is ahead."""
+    result = results[0]
+    found = {entry.name: entry for entry in entries(result)}
+    places = [DENSE, *((criterion(result)[0], level) for level in levels or levels_of(result))]
+    rows = []
+    for name, other in pairs(found).items():
+        cells = [_pair_cell(found[other], found[name], place) for place in places]
+        rows.append([f"`{other}` → `{name}`", *cells])
+    title = "mirror step: without → with (seeds won)"
+    columns = [title, *(level_name(level) for _, level in places)]
+    kept = [i for i in range(len(columns)) if i == 0 or any(row[i] for row in rows)]
+    return Table(columns=[columns[i] for i in kept], rows=[[row[i] for i in kept] for row in rows])
+
+
+def pairs(names: Collection[str]) -> dict[str, str]:
+    """Contenders with the mirror step, and the same without it, where both are there.
+
+    Example:
+        >>> pairs(["adamw+gmp", "horst+gmp", "horst-muon", "muon", "horst+set"])
+        {'horst+gmp': 'adamw+gmp', 'horst-muon': 'muon'}
+    """
+    split = {name: name.partition("+") for name in names}
+    plain = {name: MIRRORED.get(parts[0], "") + "".join(parts[1:]) for name, parts in split.items()}
+    return {name: other for name, other in plain.items() if other in names}
 
 
 def tries_table(results: Sequence[Result]) -> Table:
     """Every try with what it was compared by; the chosen one is bold."""
-    result = results[0]
-    found = entries(result)
-    scale, spec = found[0].measure.scale, found[0].measure.spec
+    found = entries(results[0])
     rows = []
     for entry in found:
+        names = [name for name in entry.tries[0]["settings"] if name not in _GIVEN] if entry.tries else []
         cells = []
         for each in entry.tries:
             value = each["criterion"]
-            words = "not run" if not each["done"] else number(value if value is None else scale * float(value), spec)
-            words = "broke down" if each.get("broke_down") else words
-            cells.append(f"{settings_words(each['settings'])}: {f'**{words}**' if each['chosen'] else words}")
-        rows.append([f"`{entry.name}`", *cells])
-    count = max(len(row) for row in rows) - 1
-    rows = [[*row, *[""] * (1 + count - len(row))] for row in rows]
-    return Table(columns=["tries", *(str(i + 1) for i in range(count))], rows=rows)
+            value = value if value is None else entry.measure.scale * float(value)
+            text = "broke down" if each.get("broke_down") else quality_words(value, entry.measure)
+            text = text if each["done"] else "not run"
+            settings = ", ".join(_setting(each["settings"][name]) for name in names)
+            cells.append(f"{settings}: {f'**{text}**' if each['chosen'] else text}")
+        rows.append([f"`{entry.name}`", ", ".join(name.replace("_", " ") for name in names), *cells])
+    count = max(len(row) for row in rows) - 2
+    rows = [[*row, *[""] * (2 + count - len(row))] for row in rows]
+    return Table(columns=["tries", "settings", *(str(i + 1) for i in range(count))], rows=rows)
+
+
+def quality_words(value: float | None, measure: Measure) -> str:
+    """A number as a cell shows it; a huge perplexity is not written out.
+
+    Example:
+        >>> quality_words(7.092, PERPLEXITY), quality_words(1.4e65, PERPLEXITY)
+        ('7.09', '> 1,000')
+    """
+    return f"> {HUGE:,.0f}" if value is not None and value > HUGE else number(value, measure.spec)
+
+
+def setting_words(result: Result) -> str:
+    """What was trained on what. Nearly every try has its own learning rate, so the base's is not said."""
+    betas = ", ".join(f"{beta:g}" for beta in result.config["run"]["optimization"]["betas"])
+    return f"{re.sub(', learning rate .*', '', result.config['setting'])}, betas ({betas})"
+
+
+def zeros_words(result: Result) -> str:
+    """What the level of the criterion is among all weights."""
+    place = criterion(result)
+    shares = [entry.zeros(place, "sparsity_of_all_weights") for entry in entries(result)]
+    found = sorted({f"{share:.0%}" for share in shares if share is not None})
+    among_all = " to ".join(found[:: max(1, len(found) - 1)])
+    return f"{level_name(place[1])} of the pruned layers is {among_all} of all weights."
 
 
 def words(result: Result) -> str:
     """Who is best, and whom it is not told apart from, at the criterion and dense."""
     found = entries(result)
     sentences = []
-    for place, name in ((criterion(result), _place_words(result)), (_DENSE, "before pruning")):
+    for place, name in ((criterion(result), _place_words(result)), (DENSE, "before pruning")):
         group = not_told_apart(found, place)
         if not group:
             continue
@@ -200,76 +272,47 @@ def words(result: Result) -> str:
 
 def section(results: Sequence[Result]) -> Content:
     """The sentences, the tables, the figure of language models."""
+    from horst.lab.report import compare_figures  # which reads this module
+
     result = results[0]
     how = (
-        "Means over fresh seeds at the settings of the best try. Bold: the best mean of the column, and all that it "
-        "does not beat in every seed. The time per step is relative to the first contender's."
+        "Means over fresh seeds at the settings of the best try; a standard deviation above 3 % of the mean is shown. "
+        "Bold: the best mean of the column, and all that it does not beat in every seed. A dagger: the best try is at "
+        f"the edge of its grid. The time per step is relative to the first contender's. {zeros_words(result)}"
     )
-    tables = [compare_table(results).captioned(how), tries_table(results).captioned("Every try on the tuning seed.")]
-    figure = Figure(
-        name="zeros",
-        draw=functools.partial(against_zeros, results),
-        caption=f"Perplexity against actual zeros, the best {SHOWN} by the criterion; dots are seeds.",
-        alt="Line charts of perplexity against the share of zeros; the table has the same numbers.",
-    )
+    others = [way for way in ways_of(result) if way != criterion(result)[0]]
+    paired = pairs_table(results)
+    tables = [
+        compare_table(results).captioned(how),
+        *(compare_table(results, way=way, brief=True).captioned(f"The same models pruned by {way}.") for way in others),
+        *([paired.captioned("What the mirror step adds.")] if paired.rows else []),
+        tries_table(results).captioned("Every try on the tuning seed."),
+    ]
     told = words(result)
-    return Content(summary=[told] if told else [], tables=tables, figures=[figure] if len(_ways(result)) > 1 else [])
-
-
-def against_zeros(results: Sequence[Result]) -> Any:
-    """Perplexity against the actual share of zeros, the best eight, one panel for each way of pruning.
-
-    The first contender, AdamW, is dotted where it is not among them.
-    """
-    result = results[0]
-    working = [entry for entry in entries(result) if entry.mean(criterion(result)) is not None]
-    found = working[:SHOWN]
-    found += [entry for entry in working[SHOWN:] if entry.name == next(iter(result.curves["costs"]))]
-    ways, levels = _ways(result), _levels(result)
-    figure, panels = new_figure(1, len(ways), figsize=(1.2 + 4.2 * len(ways), 4.8), sharey=True)
-    best = min(filter(None, (entry.mean(_DENSE) for entry in found)), default=1.0)
-    shown: list[float] = []
-    for axes, way in zip(panels if len(ways) > 1 else [panels], ways, strict=True):
-        for entry, colour, mark in zip(found, (*_COLOURS, "#404040"), (*_MARKS, ""), strict=False):
-            means = {place: entry.mean(place) for place in (_DENSE, *((way, level) for level in levels))}
-            places = {place: mean for place, mean in means.items() if mean is not None}
-            x = [100 * (entry.zeros(place) or 0.0) for place in places]
-            y = list(places.values())
-            shown += y
-            look = {"color": colour, "marker": mark, "linestyle": "-" if mark else ":"}
-            axes.plot(x, y, **look, markersize=5, linewidth=1.6, label=entry.name)
-            for at, place in zip(x, places, strict=True):
-                dots = list(entry.values(place).values())
-                axes.plot([at] * len(dots), dots, ".", color=colour, alpha=0.35, markersize=4)
-        axes.set_title(f"pruned by {way}", fontsize=10)
-        axes.set_xlabel("zeros among the pruned weights, %")
-        axes.grid(alpha=0.3, linewidth=0.5)
-    first = figure.axes[0]
-    first.set_ylabel("perplexity")
-    low, high = min(shown, default=1.0), min(max(shown, default=2.0), CROPPED * best)
-    first.set_ylim(low - 0.04 * (high - low), high + 0.04 * (high - low))
-    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
-    return figure
+    figures = [compare_figures.figure(results)] if result.curves["less_is_better"] else []
+    return Content(summary=[told] if told else [], tables=tables, figures=figures)
 
 
 def _place(row: Row) -> Place:
     """A row's place in the table; of sparse training every way is in one column."""
     if not row["sparsity"]:
-        return _DENSE
+        return DENSE
     return ("sparse" if "top1" in row else row["method"], row["sparsity"])
 
 
-def _ways(result: Result) -> list[str]:
+def ways_of(result: Result) -> list[str]:
+    """Ways of pruning once after training; of sparse training all are in one column."""
     return list(result.config["methods"]) if "tuned_by" in result.config else ["sparse"]
 
 
-def _levels(result: Result) -> list[float]:
+def levels_of(result: Result) -> list[float]:
+    """Levels of sparsity."""
     return list(result.config["sparsities"]) if "tuned_by" in result.config else [result.config["sparsity"]]
 
 
 def _place_words(result: Result) -> str:
     way, level = criterion(result)
-    return f"at {level:.0%}" + (f" by {way}" if "tuned_by" in result.config else "")
+    return f"at {level:.0%}" + (f" by {WAYS.get(way, way)}" if "tuned_by" in result.config else "")
 
 
 def _beats(one: Entry, other: Entry, place: Place) -> bool:
@@ -279,31 +322,55 @@ def _beats(one: Entry, other: Entry, place: Place) -> bool:
     return bool(both) and all(sign * ours[seed] < sign * theirs[seed] for seed in both)
 
 
-def _cell(entry: Entry, place: Place, bold: Mapping[Place, set[str]]) -> str:
-    text = number(entry.mean(place), entry.measure.spec, none="")
-    return f"**{text}**" if text and entry.name in bold[place] else text
-
-
-def _level(entry: Entry, ways: Sequence[str], level: float, bold: Mapping[Place, set[str]]) -> str:
-    """One number for each way of pruning, and the actual zeros where they are not the level's."""
-    text = " / ".join(cell or "-" for cell in (_cell(entry, (way, level), bold) for way in ways))
-    actual = [share for way in ways if (share := entry.zeros((way, level))) is not None]
-    if not actual:
+def _cell(entry: Entry, place: Place, bold: bool) -> str:
+    """The mean, its spread where that is large, and the actual zeros where they are not the level's."""
+    mean = entry.mean(place)
+    if mean is None:
         return ""
-    return text + (f" ({max(actual):.0%} zeros)" if max(actual) - level >= TOLERANCE else "")
+    text = quality_words(mean, entry.measure)
+    spread = entry.spread(place)
+    if spread > SPREAD * mean and mean <= HUGE:
+        text += f" ± {number(spread, entry.measure.spec)}"
+    text = f"**{text}**" if bold else text
+    actual = entry.zeros(place) or 0.0
+    return text + (f" ({actual:.0%} zeros)" if actual - place[1] >= TOLERANCE else "")
+
+
+def _pair_cell(plain: Entry, mirrored: Entry, place: Place) -> str:
+    ours, theirs = mirrored.values(place), plain.values(place)
+    both = ours.keys() & theirs.keys()
+    means = [plain.mean(place), mirrored.mean(place)]
+    if not both or None in means:
+        return ""
+    sign = 1.0 if plain.measure.less else -1.0
+    ahead = sum(sign * ours[seed] < sign * theirs[seed] for seed in both)
+    shown = " → ".join(quality_words(mean, plain.measure) for mean in means)
+    return f"{shown} ({ahead}/{len(both)})"
+
+
+def _missing(result: Result, found: Sequence[Entry]) -> dict[str, list[str]]:
+    """Tries and seeds of each contender, if some have not been run."""
+    planned, cells = len(result.config["seeds"]), {}
+    for entry in found:
+        done, of = sum(each["done"] for each in entry.tries), len(entry.tries)
+        cells[entry.name] = [
+            str(done) if done in (0, of) else f"{done} of {of}",
+            str(entry.fresh) if entry.fresh == planned else f"{entry.fresh} of {planned}",
+        ]
+    return cells if any(" of " in cell for both in cells.values() for cell in both) else {}
 
 
 def _time_of(found: Sequence[Entry], first: str) -> dict[str, str]:
     """Each contender's time per step over that of the first."""
     times = {entry.name: entry.cost["milliseconds_per_step"] for entry in found}
     base = times[first]
-    return {name: f"{time / base:.2f}" if time and base else "n/a" for name, time in times.items()}
+    return {name: f"{time / base:.1f}" if time and base else "n/a" for name, time in times.items()}
 
 
 def _guesses(result: Result, entry: Entry) -> bool:
     """Whether a model is no better than one that takes every token or class for equally likely."""
     model = result.config["run"]["model"]
-    mean = entry.mean(_DENSE if entry.measure.less else criterion(result))
+    mean = entry.mean(DENSE if entry.measure.less else criterion(result))
     if mean is None:
         return False
     return mean >= model["vocabulary"] if entry.measure.less else mean <= 100 / model["classes"]

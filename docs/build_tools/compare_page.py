@@ -1,0 +1,60 @@
+"""The blocks of the page *Which method when*: setting, tables, figure, and what is folded away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from horst.lab.experiments.compare import NOTES
+from horst.lab.experiments.result import Result
+from horst.lab.report import compare
+from horst.lab.report.tables import Table
+
+Part = Table | str
+FIGURE = "figures/compare_language.svg"
+LEVELS = (0.5, 0.7, 0.8, 0.9)  # of the main table
+_FIGURE_ON_PAGE = (
+    "![Two charts of perplexity against the share of zeros, pruned by SparseGPT. Left, AdamW, AdamW with l1, and Muon, "
+    "each without and with the mirror step. Right, the methods that are best at some level, and AdamW. The tables have "
+    f"the same numbers]({FIGURE})\n\n"
+    "*Pruned by SparseGPT; the axis is compressed below 50 %. Bars: the range over seeds. Left: dashed without the "
+    "mirror step, solid with it. Right: all methods that are bold in some column of the table, and AdamW, dotted.*"
+)
+
+
+def comparison(results: Sequence[Result]) -> list[Part]:
+    """Of each result the setting and the table; of the first of language models the figure; the rest folded."""
+    return [part for result in results for part in _parts(result, first=result is results[0])] or ["Not measured yet."]
+
+
+def _parts(result: Result, *, first: bool) -> list[Part]:
+    notes = " ".join(note for note in result.notes if note not in NOTES)
+    setting = f"Setting: {compare.setting_words(result)}. {notes} {compare.zeros_words(result)}"
+    criterion, levels = compare.criterion(result)[0], compare.levels_of(result)
+    table = compare.compare_table([result], levels=[level for level in levels if level in LEVELS])
+    pairs = compare.pairs_table([result], levels=[level for level in levels if level in LEVELS])
+    drawn = [_FIGURE_ON_PAGE] if first and result.curves["less_is_better"] else []
+    parts: list[Part] = [" ".join(setting.split()), *([pairs] if pairs.rows else []), *drawn, table]
+    for way in compare.ways_of(result):
+        if "tuned_by" in result.config and way != criterion:
+            name = compare.WAYS.get(way, way)
+            other = compare.compare_table([result], way=way, brief=True)
+            parts.append(folded(f"The same models pruned by {name}", other))
+    if result.config["tries"] > 1:
+        parts.append(folded("All tries", compare.tries_table([result])))
+    return parts
+
+
+def folded(title: str, table: Table) -> str:
+    """A table that opens on a click, on GitHub and on the site.
+
+    Example:
+        >>> print(folded("More", Table(columns=["x"], rows=[["1"]])))
+        <details markdown="1"><summary>More</summary>
+        <BLANKLINE>
+        | x |
+        |---|
+        | 1 |
+        <BLANKLINE>
+        </details>
+    """
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{table.markdown()}\n\n</details>'

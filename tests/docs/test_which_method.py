@@ -1,0 +1,179 @@
+"""What the page *Which method when* says in words holds in the result files, seed by seed."""
+
+import itertools
+import json
+import pathlib
+import re
+
+import compare_page
+import pytest
+
+from horst.lab.experiments.result import Result
+from horst.lab.report import compare
+from horst.lab.report.quality_tables import EDGE
+from horst.lab.report.tables import Table
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = (ROOT / "docs/which_method.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "results/transformers"
+LANGUAGE = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_language.json"))}
+VISION = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_vision.json"))}
+PRUNED = [("sparsegpt", level) for level in (0.5, 0.6, 0.7, 0.8, 0.9)]
+DENSE, AT_50, AT_60, AT_70, AT_80, AT_90 = compare.DENSE, *PRUNED
+SPARSE = ("sparse", 0.9)
+MAGNITUDE_80 = ("magnitude", 0.8)
+
+
+def ahead(one, other, place, other_place=None, entries=LANGUAGE):
+    """In how many of the three seeds one is better than the other."""
+    ours, theirs = entries[one].values(place), entries[other].values(other_place or place)
+    assert ours.keys() == theirs.keys() == {1, 2, 3}
+    sign = 1 if entries[one].measure.less else -1
+    return sum(sign * ours[seed] < sign * theirs[seed] for seed in ours)
+
+
+def words_of(section):
+    """The page's text between a heading and the generated block below it."""
+    return PAGE.split(f"## {section}\n")[1].split("<!-- table:")[0]
+
+
+def ahead_of_all(names, place, entries=LANGUAGE, but=()):
+    others = [name for name in entries if name not in (*names, *but) and entries[name].values(place)]
+    return all(ahead(name, other, place, entries=entries) == 3 for name in names for other in others)
+
+
+def means_are_on_the_page(section, entries, spec, claims):
+    text = words_of(section)
+    for place, names in claims.items():
+        for name in names:
+            assert format(entries[name].mean(place), spec) in text, (name, place)
+
+
+def test_language_numbers():
+    claims = {
+        DENSE: ["muon", "scion", "horst", "adamw", "horst-muon", "adamw-l1"],
+        AT_50: ["scion", "muon"],
+        AT_60: ["horst-muon"],
+        AT_70: ["horst-muon", "horst-l1", "spred", "adamw", "horst", "adamw-l1", "muon"],
+        AT_80: ["adabreg", "horst-l1", "spred", "dwf", "adamw", "adamw-l1", "horst"],
+        MAGNITUDE_80: ["adabreg", "horst-l1"],
+        AT_90: ["dwf", "horst-l1"],
+    }
+    means_are_on_the_page("Language models compared", LANGUAGE, ".2f", claims)
+
+
+def test_language_dense_and_at_50():
+    order = ["muon", "scion", "horst", "adamw"]
+    assert all(ahead(*pair, DENSE) == 3 for pair in itertools.pairwise(order))
+    assert ahead_of_all(["muon"], DENSE)
+    assert compare.not_told_apart(list(LANGUAGE.values()), AT_50) == ["scion", "muon"]
+
+
+def test_language_at_60_and_70():
+    assert ahead_of_all(["horst-muon"], AT_60)
+    assert ahead_of_all(["horst-muon", "horst-l1"], AT_70)
+    assert 0 < ahead("horst-muon", "horst-l1", AT_70) < 3
+    assert list(LANGUAGE)[2] == "spred"
+
+
+def test_language_at_80_and_90():
+    assert set(compare.not_told_apart(list(LANGUAGE.values()), AT_80)) == {"adabreg", "horst-l1", "spred", "dwf"}
+    assert ahead("adabreg", "horst-l1", MAGNITUDE_80) == 3
+    assert ahead_of_all(["dwf"], AT_90)
+    assert ahead("dwf", "adamw", AT_90, DENSE) == 3
+    others = {name: entry.mean(AT_90) for name, entry in LANGUAGE.items() if name != "dwf"}
+    assert f"the next has {min(others.values()):.2f}" in PAGE
+
+
+@pytest.mark.parametrize(("mirrored", "plain"), [("horst", "adamw"), ("horst-l1", "adamw-l1")])
+def test_language_the_mirror_step_under_adamw(mirrored, plain):
+    assert all(ahead(mirrored, plain, place) == 3 for place in (DENSE, AT_50, AT_60, AT_70, AT_80))
+    assert 0 < ahead(mirrored, plain, AT_90) < 3
+
+
+def test_language_the_mirror_step_under_muon():
+    assert ahead("muon", "horst-muon", DENSE) == 3
+    assert 0 < ahead("horst-muon", "muon", AT_50) < 3
+    assert all(ahead("horst-muon", "muon", place) == 3 for place in (AT_60, AT_70, AT_80, AT_90))
+
+
+def test_language_l1():
+    assert all(ahead("adamw-l1", "adamw", place) == 3 for place in (DENSE, AT_80))
+    assert ahead("horst-l1", "horst", AT_80) == 3
+    assert 0 < ahead("horst-l1", "horst", DENSE) < 3
+    assert ahead("horst", "adamw-l1", AT_70) == 3
+    assert ahead("adamw-l1", "horst", AT_80) == 3
+
+
+def test_language_doubts():
+    edges = [name for name, entry in LANGUAGE.items() if EDGE in entry.chosen]
+    said = re.search(r"Nine best tries .*?: (.*?)\. They", words_of("Language models compared"), flags=re.DOTALL)[1]
+    assert sorted(re.findall(r"`([\w-]+)`", said)) == sorted(edges)
+    assert len(edges) == 9
+    cast = LANGUAGE["cast"].values(AT_70).values()
+    assert (round(min(cast)), round(max(cast))) == (28, 74)
+    (broken,) = [t for t in LANGUAGE["horst-muon"].tries if t["settings"] == {"lr": 0.008, "alpha": 20.0}]
+    assert broken["criterion"] > compare.HUGE
+
+
+def test_vision_numbers():
+    at_90 = ["set", "gmp", "rigl", "acdc", "lrr", "random"]
+    masks = [f"{optimizer}+{mask}" for optimizer in ("adamw", "horst") for mask in at_90]
+    alone = [f"{name}+one-shot" for name in ("adabreg", "dwf", "horst-l1", "adamw-l1")]
+    claims = {SPARSE: [*masks, *alone], DENSE: ["horst-muon+one-shot", "adamw+one-shot"]}
+    means_are_on_the_page("Vision transformers compared", VISION, ".1f", claims)
+
+
+def test_vision_set_and_random_masks():
+    assert ahead_of_all(["adamw+set"], SPARSE, VISION, but=["horst+gmp"])
+    assert ahead("horst+gmp", "adamw+set", SPARSE, entries=VISION) == 1
+    for mask in ("acdc", "gmp", "rigl", "lrr"):
+        assert ahead("adamw+random", f"adamw+{mask}", SPARSE, entries=VISION) == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "seeds"), [("gmp", 3), ("rigl", 3), ("acdc", 2), ("lrr", 2), ("random", 2), ("set", 0)]
+)
+def test_vision_the_mirror_step_under_masks(mask, seeds):
+    assert ahead(f"horst+{mask}", f"adamw+{mask}", SPARSE, entries=VISION) == seeds
+
+
+def test_vision_without_masks():
+    assert ahead("adabreg+one-shot", "horst-l1+one-shot", SPARSE, entries=VISION) == 3
+    assert ahead("horst-l1+one-shot", "adamw-l1+one-shot", SPARSE, entries=VISION) == 3
+    plain = [VISION[f"{name}+one-shot"] for name in ("adamw", "horst", "muon", "horst-muon")]
+    assert max(value for entry in plain for value in entry.values(SPARSE).values()) < 34.5
+    assert ahead_of_all(["horst-muon+one-shot"], DENSE, VISION)
+
+
+def test_vision_doubts():
+    acdc = [f"{value:.1f}" for _, value in sorted(VISION["adamw+acdc"].values(SPARSE).items())]
+    assert f"{acdc[0]}, {acdc[1]} and {acdc[2]}" in PAGE
+    edges = [entry.chosen for entry in VISION.values() if EDGE in entry.chosen]
+    rates = [chosen for chosen in edges if f"lr 0.03{EDGE}" in chosen]
+    assert f"{len(edges)} of {len(VISION)} best tries" in PAGE
+    assert re.search(rf"\(†\), {len(rates)} of them at\s+the largest learning rate", PAGE)
+
+
+def test_gpt2_at_70_is_below_dense_adamw_in_each_seed():
+    def perplexity(file, method, level):
+        rows = json.loads((RESULTS / file).read_text())["rows"]
+        return next(r["perplexity"] for r in rows if (r["method"], r["sparsity"]) == (method, level))
+
+    ours = [perplexity(f"evidence/gpt2_auto_l1_0.015_seed{i}.json", "sparsegpt-global", 0.7) for i in range(3)]
+    files = ["table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1", "evidence/gpt2_adamw_seed2"]
+    dense = [perplexity(f"{file}.json", "dense", 0.0) for file in files]
+    assert all(pruned < whole for pruned, whole in zip(ours, dense, strict=True))
+    for values in (ours, dense):
+        assert ", ".join(f"{value:.2f}" for value in values) in PAGE
+    assert f"{perplexity('evidence/gpt2_adamw_l1_0.015_seed1.json', 'sparsegpt-global', 0.7):.2f}" in PAGE
+    assert f"{perplexity('gpt2_headline/gpt2_adamw_seed1.json', 'sparsegpt', 0.7):.2f}" in PAGE
+
+
+def test_a_folded_table_is_markdown_within_html():
+    text = compare_page.folded("More", Table(columns=["x"], rows=[["1"]]))
+    assert text == '<details markdown="1"><summary>More</summary>\n\n| x |\n|---|\n| 1 |\n\n</details>'
+
+
+def test_without_a_result_the_page_says_so():
+    assert compare_page.comparison([]) == ["Not measured yet."]
