@@ -233,18 +233,30 @@ def training_speed_table(results: Sequence[Result]) -> Table:
     return Table(columns=[*columns, "`horst.training`, HORST", "HORST costs"], rows=lines)
 
 
+_ROUNDED = {"nearest": "to the nearest", "sparsegpt": "by SparseGPT"}
+_SIZE_COLUMNS = (
+    ("values", "{values}"),
+    ("rounded", lambda row: _ROUNDED[row["rounding"]] if row["values"].startswith("int") else ""),
+    ("MB", lambda row: f"{row['bytes'] / 1e6:.0f}"),
+    ("of float32", "{of_dense_float32:.3f}"),
+    ("of float32, matrices alone", "{of_float32_in_matrices:.3f}"),
+    ("perplexity", lambda row: number(row["perplexity"], ".2f" if row["perplexity"] < 1e4 else ",.0f")),
+)
+
+
 def sizes_table(results: Sequence[Result]) -> Table:
     """File and perplexity of a model with zeros and few bits: one row per sparsity, precision and way of rounding."""
-    rounded = {"nearest": "to the nearest", "sparsegpt": "by SparseGPT"}
+    return from_rows(results[0].rows, ("zeros", "{sparsity:.0%}"), *_SIZE_COLUMNS)
+
+
+def sizes_of_seeds_table(results: Sequence[Result]) -> Table:
+    """The same for a model trained with several seeds, a file each; with the zeros that rounding adds."""
     return from_rows(
-        results[0].rows,
-        ("zeros", "{sparsity:.0%}"),
-        ("values", "{values}"),
-        ("rounded", lambda row: rounded[row["rounding"]] if row["values"].startswith("int") else ""),
-        ("MB", lambda row: f"{row['bytes'] / 1e6:.0f}"),
-        ("of float32", "{of_dense_float32:.3f}"),
-        ("of float32, matrices alone", "{of_float32_in_matrices:.3f}"),
-        ("perplexity", lambda row: number(row["perplexity"], ".2f" if row["perplexity"] < 1e4 else ",.0f")),
+        [row for result in results for row in result.rows],
+        ("seed", lambda row: row["model"].rpartition("seed")[2]),
+        ("pruned", lambda row: f"{row['sparsity']:.0%}" if row["sparsity"] else ""),
+        ("zeros", "{zeros_in_matrices:.0%}"),
+        *_SIZE_COLUMNS,
     )
 
 

@@ -323,9 +323,13 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         benchmark_tables.sentence_embeddings_table,
     ),
     "sizes": (BENCH("sizes_smollm2_cpu"), benchmark_tables.sizes_table),
-    "sparse_layers": (BENCH("sparse_gpu"), benchmark_tables.sparse_layers_table),
+    "sizes_gpt2": (
+        BENCH("sizes_gpt2_h200_seed0", "sizes_gpt2_h200_seed1"),
+        benchmark_tables.sizes_of_seeds_table,
+    ),
+    "sparse_layers": (BENCH("sparse_gpu_layers"), benchmark_tables.sparse_layers_table),
     "sparse_tokens": (BENCH("sparse_gpu"), benchmark_tables.sparse_tokens_table),
-    "sparse_models": (BENCH("sparse_gpu"), benchmark_tables.sparse_models_table),
+    "sparse_models": (BENCH("sparse_gpu_models"), benchmark_tables.sparse_models_table),
     "selection": (BENCH("sparsity_h200"), benchmark_tables.selection_table),
     "mask_overhead": (BENCH("sparsity_h200"), benchmark_tables.mask_overhead_table),
     # geometry

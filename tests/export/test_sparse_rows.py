@@ -139,6 +139,30 @@ def test_it_compiles_as_one_operator_for_any_number_of_tokens():
     assert sum("sparse_linear" in str(target) for target in graphs[0]) == 1
 
 
+def test_compiled_it_is_one_call_and_what_is_compared_before_it_may_be_skipped():
+    """torch compares before each call what it read; 2.10 and 2.11 skip that for tensors, strings and the like alone."""
+    layer, graphs, compared = SparseLinear(pruned(nn.Linear(16, 16)).bfloat16(), PLAN).eval(), [], {}
+
+    def backend(graph, inputs):
+        graphs.append(graph.graph)
+        return graph
+
+    def keep_all(guards):
+        compared.update({guard.name: guard.value for guard in guards if guard.has_value and "stored" in guard.name})
+        return [True] * len(guards)
+
+    options = {"guard_filter_fn": keep_all}
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=False, options=options)
+    x = torch.randn(1, 16).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+    (graph,) = graphs
+    assert [node.op for node in graph.nodes if node.op.startswith("call")] == ["call_function"]
+    assert sum(node.op == "placeholder" for node in graph.nodes) == 5, "inputs, three tensors of the weight, bias"
+    plain = [value for value in compared.values() if not isinstance(value, (torch.Tensor, nn.Module, dict, type(None)))]
+    assert plain == [layer.stored._form], "one string, no list and no dtype"
+
+
 def test_generation_with_a_static_cache_compiles_and_goes_on_as_before(monkeypatch):
     """As on a GPU, where such a cache makes transformers compile the step of decoding; there with CUDA graphs."""
     transformers = pytest.importorskip("transformers")

@@ -172,6 +172,10 @@ def test_wrong_inputs_are_refused():
         sparse_matvec(torch.ones(2, 4).double(), matrix)
 
 
+def tensors_of(matrix):
+    return matrix.columns, matrix.values, matrix.starts, matrix.order, matrix.scales
+
+
 def test_the_operator_chooses_by_tokens_and_keeps_leading_shapes(device, monkeypatch):
     weight, bias = pruned(12, 40, 0.5, torch.float32, device), torch.randn(12, device=device)
     matrix, seen = pack(weight), []
@@ -180,19 +184,29 @@ def test_the_operator_chooses_by_tokens_and_keeps_leading_shapes(device, monkeyp
         lambda x, matrix, bias, launch: seen.append((len(x), launch)) or sparse_matvec_reference(x, matrix, bias),
     )
     small, large = Launch(1, 32, 1), Launch(4, 16, 1)
-    steps = encode({1: small, 4: large})
+    form = encode(matrix, {1: small, 4: large})
     for shape in ((40,), (1, 40), (2, 2, 40), (3, 2, 40)):
         x = torch.randn(shape, device=device)
-        torch.testing.assert_close(sparse_linear(x, matrix, bias, steps), x @ weight.t() + bias)
+        torch.testing.assert_close(sparse_linear(x, *tensors_of(matrix), bias, form), x @ weight.t() + bias)
     assert seen == [(1, small), (1, small), (4, large)], "six tokens are for the expanded weight"
 
 
 def test_the_operator_is_sound_for_the_compiler():
     matrix = pack(pruned(6, 10, 0.5, torch.float32))
-    parts = (matrix.columns, matrix.values, matrix.starts, matrix.order, None, torch.randn(6))
+    parts = (*tensors_of(matrix), torch.randn(6))
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(
         torch.ops.horst.sparse_linear.default,
-        (torch.randn(3, 10), *parts, encode({1: Launch(1, 32, 1)})),
+        (torch.randn(3, 10), *parts, encode(matrix, {1: Launch(1, 32, 1)})),
         test_utils=tests,
     )
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(2, 11), torch.ones(2, 10).double(), torch.tensor(1.0)], ids=str)
+def test_the_operator_refuses_other_inputs_also_while_a_compiler_looks(wrong):
+    matrix = pack(pruned(6, 10, 0.5, torch.float32))
+    rest = (*tensors_of(matrix), None, encode(matrix, {1: Launch(1, 32, 1)}))
+    with pytest.raises(ValueError, match=r"takes 10 inputs|computes in torch.float32 on cpu, got torch.float64"):
+        sparse_linear(wrong, *rest)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises(ValueError, match="this"):
+        sparse_linear(mode.from_tensor(wrong), *rest)

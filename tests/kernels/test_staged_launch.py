@@ -49,7 +49,7 @@ def test_a_launch_is_the_product_of_the_reference(shape, has_bias, stand_in):
     matrix, bias = pack(pruned(21, 30)), torch.randn(21).bfloat16() if has_bias else None
     x = torch.randn(shape).bfloat16()
     expected = sparse_matvec_reference(x.reshape(-1, 30), matrix, bias).view(*shape[:-1], 21)
-    product = Product(matrix, encode({16: OVERLAPPING}))
+    product = Product(matrix, encode(matrix, {16: OVERLAPPING}))
     assert torch.equal(product(x, bias), expected)
     assert torch.equal(product(x, bias), expected)
     assert len(stand_in.launches) == (2 if x.numel() // 30 <= 8 else 0), "more tokens than one launch takes go round it"
@@ -57,8 +57,8 @@ def test_a_launch_is_the_product_of_the_reference(shape, has_bias, stand_in):
 
 def test_a_launch_has_its_grid_its_stream_and_the_attribute(stand_in):
     matrix = pack(pruned(33, 30))
-    Product(matrix, encode({16: OVERLAPPING}))(torch.randn(1, 30).bfloat16(), None)
-    Product(matrix, encode({16: Launch(32, 512, 16, staged=True)}))(torch.randn(1, 30).bfloat16(), None)
+    Product(matrix, encode(matrix, {16: OVERLAPPING}))(torch.randn(1, 30).bfloat16(), None)
+    Product(matrix, encode(matrix, {16: Launch(32, 512, 16, staged=True)}))(torch.randn(1, 30).bfloat16(), None)
     first, second = stand_in.launches
     config = first.config
     assert (config.grid_x, config.grid_y, config.grid_z) == (3, 1, 1)
@@ -79,20 +79,21 @@ def test_more_than_48_kb_of_shared_memory_are_asked_for(stand_in):
     weight = torch.zeros(2, 30000, dtype=torch.bfloat16)
     weight[:, ::100] = 1
     x = torch.randn(1, 30000).bfloat16()
-    Product(pack(weight), encode({16: OVERLAPPING}))(x, None)
+    matrix = pack(weight)
+    Product(matrix, encode(matrix, {16: OVERLAPPING}))(x, None)
     assert stand_in.attribute == (8, 60002)
 
 
 def test_a_failed_launch_says_so(stand_in):
-    stand_in.result = 1
+    stand_in.result, matrix = 1, pack(pruned(4, 8))
     with pytest.raises(RuntimeError, match=r"the CUDA driver failed: invalid argument \(error 1\)"):
-        Product(pack(pruned(4, 8)), encode({16: OVERLAPPING}))(torch.ones(1, 8).bfloat16(), None)
+        Product(matrix, encode(matrix, {16: OVERLAPPING}))(torch.ones(1, 8).bfloat16(), None)
 
 
 def test_inputs_that_are_not_contiguous(stand_in):
     matrix, x = pack(pruned(21, 30)), torch.randn(30, 4).bfloat16().t()
     expected = sparse_matvec_reference(x, matrix)
-    assert torch.equal(Product(matrix, encode({16: OVERLAPPING}))(x, None), expected)
+    assert torch.equal(Product(matrix, encode(matrix, {16: OVERLAPPING}))(x, None), expected)
     assert len(stand_in.launches) == 1
 
 

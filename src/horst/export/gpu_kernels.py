@@ -27,7 +27,7 @@ from horst.export.cpu_kernels import Plan
 from horst.kernels.sparse_matvec import Launch, SparseRows, expand, pack, sparse_matvec
 from horst.kernels.sparse_matvec.direct import Product, is_plain
 from horst.kernels.sparse_matvec.layout import settle
-from horst.kernels.sparse_matvec.operator import encode, sparse_linear
+from horst.kernels.sparse_matvec.operator import check_inputs, encode, sparse_linear
 from horst.kernels.sparse_matvec.staged import can_stage
 from horst.kernels.sparse_matvec.timing import copies_beyond_cache, graph_seconds
 
@@ -72,7 +72,7 @@ class RowsWeight(nn.Module):
         super().__init__()
         stored = pack(weight)
         self.shape, self.dtype, self.kept = stored.shape, stored.dtype, int(weight.count_nonzero())
-        self._steps = encode(launches_of(plan))
+        self._form = encode(stored, launches_of(plan))
         self._product: Product | None = None
         for name in ("columns", "values", "starts", "order"):
             self.register_buffer(name, getattr(stored, name), persistent=False)
@@ -88,23 +88,17 @@ class RowsWeight(nn.Module):
 
     def check(self, x: Tensor) -> None:
         """Raise where the kernels cannot take ``x``."""
-        if not x.dim() or x.shape[-1] != self.shape[1]:
-            raise ValueError(f"this SparseLinear takes {self.shape[1]} inputs, got a tensor of shape {tuple(x.shape)}.")
-        if x.dtype != self.dtype or x.device != self.columns.device:
-            raise ValueError(
-                f"this SparseLinear computes in {self.dtype} on {self.columns.device}, got {x.dtype} on {x.device}. "
-                "Move and convert the dense model, then make it sparse."
-            )
+        check_inputs(x, self.shape, self.dtype, self.columns.device)
 
     def linear(self, x: Tensor, bias: Tensor | None, plan: Plan) -> Tensor:
         """``x @ weight.T + bias``, by the launch that the plan had for this number of tokens."""
         if not is_plain(x):
-            self.check(x)
-            return sparse_linear(x, self.matrix, bias, self._steps)
+            # not self.matrix: the compiler would then compare its shape and dtype before every call
+            return sparse_linear(x, self.columns, self.values, self.starts, self.order, None, bias, self._form)
         product = self._product
         # tools that offload models replace buffers one by one, without _apply
         if product is None or product.matrix.columns is not self._buffers["columns"]:
-            product = self._product = Product(self.matrix, self._steps)
+            product = self._product = Product(self.matrix, self._form)
         if not product.takes(x):
             self.check(x)  # says why
         return product(x, bias)

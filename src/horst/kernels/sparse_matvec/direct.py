@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -38,19 +36,19 @@ class Product:
 
     Args:
         matrix: Matrix of outputs x inputs.
-        steps: Launches by number of tokens, from :func:`horst.kernels.sparse_matvec.operator.encode`.
+        form: Its shape, dtype and launches, from :func:`horst.kernels.sparse_matvec.operator.encode`.
 
     Example:
         >>> from horst.kernels.sparse_matvec import Launch, pack
         >>> from horst.kernels.sparse_matvec.operator import encode
         >>> matrix = pack(torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]]))
-        >>> Product(matrix, encode({16: Launch(4, 128, 4)}))(torch.tensor([1.0, 10.0, 100.0]), None)
+        >>> Product(matrix, encode(matrix, {16: Launch(4, 128, 4)}))(torch.tensor([1.0, 10.0, 100.0]), None)
         tensor([ 20., 301.])
     """
 
-    def __init__(self, matrix: SparseRows, steps: Sequence[int]) -> None:
+    def __init__(self, matrix: SparseRows, form: str) -> None:
         self.matrix = matrix
-        self._steps, (self._rows, self._width) = steps, matrix.shape
+        self._form, (self._rows, self._width) = form, matrix.shape
         self._dtype, self._device = matrix.dtype, matrix.columns.get_device()
         self._launchers: dict[tuple[int, bool], Launcher | None] = {}
 
@@ -62,20 +60,20 @@ class Product:
         """``x @ matrix.T + bias`` for inputs of any leading shape that :meth:`takes` is True for."""
         tokens = x.numel() // self._width if self._width else 0
         if not 0 < tokens <= MOST_TOKENS:
-            return multiply(x, self.matrix, bias, self._steps)
+            return multiply(x, self.matrix, bias, self._form)
         key = (tokens, bias is not None)
         if key not in self._launchers:
             self._launchers[key] = self._launcher(*key)
         launcher = self._launchers[key]
         if launcher is None:
-            return multiply(x, self.matrix, bias, self._steps)
+            return multiply(x, self.matrix, bias, self._form)
         y = x.new_empty((*x.shape[:-1], self._rows))
         staged.run(launcher, x if x.is_contiguous() else x.contiguous(), self.matrix, bias, y)
         return y
 
     def _launcher(self, tokens: int, has_bias: bool) -> Launcher | None:
         """The staged kernel, where the plan has it for this number of tokens and one launch takes them all."""
-        matrix, launch = self.matrix, launch_for(tokens, self._steps)
+        matrix, launch = self.matrix, launch_for(tokens, self._form)
         if launch is None or not launch.staged or not self._rows or not staged.can_stage(matrix):
             return None
         device = matrix.columns.device
