@@ -236,6 +236,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     ),
     "one_threshold": ((f"{RESULTS}/one_threshold/*.json",), quality_table),
     "one_threshold_gpt2": (GPT2_EVIDENCE, quality_table),
+    "l1_by_length": (files("l1_by_length"), functools.partial(quality_table, methods=("sparsegpt-global",))),
     "table6_speed": (TABLE6, speed_table),
     "mirror_tensors": ((f"{RESULTS}/mirror_tensors/*.json",), quality_table),
     "one_shot_methods": (files("one_shot_methods_cpu"), quality_table),
