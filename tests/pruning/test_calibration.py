@@ -295,10 +295,78 @@ def test_a_layer_that_is_never_reached_is_an_error_that_names_it():
         prune(model, 0.5, method="wanda", data=data)
 
 
+class Bare(nn.Module):
+    """A block with a matrix that no linear layer owns."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+        self.matrix = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return self.fc(x) @ self.matrix
+
+
 def test_weights_that_no_linear_layer_owns_are_refused():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 2, enable_nested_tensor=False)
-    with pytest.raises(ValueError, match=r"inputs of layers\.0\.self_attn\.in_proj_weight, .* cannot be observed"):
-        prune(encoder, 0.5, method="wanda", data=[torch.randn(3, 2, 8)])
+    model = nn.Sequential(Bare(), Bare())
+    with pytest.raises(ValueError, match=r"inputs of 0\.matrix, 1\.matrix cannot be observed"):
+        prune(model, 0.5, method="wanda", data=[torch.randn(5, 6)], include=["*.matrix"])
+
+
+class Attending(nn.Module):
+    """A block whose attention's name is part of the name of a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2)
+        self.after_attn = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.after_attn(self.attn(x, x, x)[0])
+
+
+class Calling(nn.MultiheadAttention):
+    """One that calls its layer for the output."""
+
+    def forward(self, query, key, value, **options):
+        return self.out_proj(query), None
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+@pytest.mark.parametrize("exclude", [[], ["*in_proj_weight"]])
+@pytest.mark.parametrize(
+    ("build", "advice"),
+    [
+        (encoder, ["*self_attn*"]),
+        (lambda: nn.Sequential(Attending(), Attending()), ["0.attn.*", "1.attn.*"]),
+    ],
+)
+def test_the_advice_for_torchs_attention_works_at_once(build, advice, exclude, method):
+    model, options = build(), {"method": method, "data": [torch.randn(3, 2, 8)]}
+    with pytest.raises(ValueError, match=r"0\.\w*attn\.out_proj\.weight.* cannot be observed") as refused:
+        prune(model, 0.5, exclude=exclude, **options)
+    assert str(refused.value).endswith(f"layers. Use exclude={advice}, or method='magnitude'.")
+    names = [layer.name for layer in prune(model, 0.5, exclude=advice, **options).layers]
+    assert names
+    assert not any("in_proj" in name or "out_proj" in name for name in names)
+
+
+def test_attention_without_other_layers_is_left_to_magnitude():
+    model = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match=r"calling its layers\. Use method='magnitude'\.$"):
+        prune(model, 0.5, method="wanda", data=[(torch.randn(3, 2, 8),) * 3], layers="all_linear")
+
+
+def test_an_attention_that_calls_its_layers_is_calibrated():
+    model = nn.Sequential(Attending(), Attending())
+    for block in model:
+        block.attn = Calling(8, 2)
+    report = prune(model, 0.5, method="wanda", data=[torch.randn(3, 2, 8)], exclude=["*in_proj*"])
+    assert "0.attn.out_proj.weight" in [layer.name for layer in report.layers]
 
 
 class Returning(nn.Module):
