@@ -289,6 +289,30 @@ def test_a_batch_that_cannot_be_cut_is_run_whole():
     assert all(statistic.rows == 4 for statistic in found.values())
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_labels_beside_the_inputs_are_explained(kind):
+    model, batches = hf_gpt2()
+    data = [kind((batch, batch)) for batch in batches]  # as a loader yields them
+    text = rf"raised AttributeError .* a {kind.__name__} of 2 tensors, .* positional arguments\. Give the inputs alone"
+    with pytest.raises(TypeError, match=text) as raised:
+        prune(model, 0.5, method="wanda", data=data)
+    assert isinstance(raised.value.__cause__, AttributeError)
+    assert "\n" not in str(raised.value)
+
+
+def test_labels_are_explained_for_a_model_without_blocks_too():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    with pytest.raises(TypeError, match="positional arguments") as raised:
+        prune(model, 0.5, method="wanda", data=[(x, x)], layers="all_linear")
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("batch", [torch.randn(3, 5), (torch.randn(3, 5),)])
+def test_errors_of_the_model_on_one_tensor_stay_its_own(batch):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        prune(nn.Sequential(nn.Linear(4, 4)), 0.5, method="wanda", data=[batch], layers="all_linear")
+
+
 def test_a_layer_that_is_never_reached_is_an_error_that_names_it():
     model, data = Chained(without_the_last), [torch.randn(5, 6)]
     with pytest.raises(ValueError, match=r"no calibration input reached blocks\.2\.fc\.weight: .*exclude=\[\.\.\.\]"):

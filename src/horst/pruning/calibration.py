@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from horst.parameters.kinds import clean_name
 from horst.parameters.modes import Batch, evaluating
-from horst.pruning.chains import Chain, NotAChain, block_sequences, layers_by_block, replayed, run_model
+from horst.pruning.chains import Chain, NotAChain, block_sequences, explained, layers_by_block, replayed, run_model
 from horst.pruning.experts import expert_inputs, is_mixture
 from horst.pruning.method import Statistic
 from horst.sparsity.layers import Layer, expert_stacks, is_linear
@@ -96,7 +96,7 @@ def calibrate(
         visit(layers, found)
 
     def run_the_rest(i: int) -> None:
-        with replayed(done, i):
+        with replayed(done, i), explained(batches[i]) if i == 0 else contextlib.nullcontext():
             run_model(model, batches[i])
 
     with _evaluation(model):
