@@ -1,4 +1,4 @@
-"""``horst sparsify MODEL --data TEXT --sparsity S --out DIRECTORY``: prune a model, and train what is left."""
+"""``horst sparsify MODEL --data TEXT --sparsity S --out DIRECTORY``: prune a model and train it further."""
 
 from __future__ import annotations
 
