@@ -43,6 +43,7 @@ def test_every_command_is_there_and_explains_itself(horst):
         shown = horst(name, "--help")
         assert shown.code == 0
         assert "usage: horst" in shown.out
+        assert "%%" not in shown.out
 
 
 def test_version(horst):

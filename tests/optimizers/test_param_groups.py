@@ -97,6 +97,32 @@ def test_an_option_that_every_group_overrides_is_told(gpt2, options):
     HORST(param_groups(gpt2), l1=0.5)  # these groups carry none
 
 
+def test_all_options_that_every_group_overrides_are_told_at_once(gpt2):
+    with pytest.warns(UserWarning, match="has no effect|have no effect") as found:
+        HORST(param_groups(gpt2, l1=0.01), alpha="auto", l1=0.02)
+    (warning,) = found
+    assert str(warning.message) == (
+        "alpha='auto' and l1=0.02 have no effect: every parameter group carries its own alpha and l1. Give alpha and "
+        "l1 to horst.param_groups, or set them in the groups."
+    )
+
+
+def test_an_option_that_acts_beside_one_that_does_not_is_told(gpt2):
+    with pytest.warns(UserWarning, match="^alpha='auto' has no effect") as found:
+        optimizer = HORST(param_groups(gpt2), alpha="auto", l1=0.02)
+    (warning,) = found
+    assert str(warning.message).endswith(
+        " l1=0.02 does have one, on all tensors; horst.param_groups limits it to block matrices."
+    )
+    assert {group["l1"] for group in optimizer.param_groups} == {0.02}
+
+
+def test_an_option_that_one_group_leaves_open_is_no_mistake(gpt2):  # warnings are errors here
+    first, *rest = gpt2.parameters()
+    optimizer = HORST([{"params": [first], "alpha": 1.0}, {"params": rest}], alpha=2.0)
+    assert [group["alpha"] for group in optimizer.param_groups] == [1.0, 2.0]
+
+
 def test_default_mirrors_everything_as_the_class_does(gpt2, deit):
     for model in (gpt2, deit):
         _, mirrored = rule(model)

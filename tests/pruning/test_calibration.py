@@ -289,16 +289,108 @@ def test_a_batch_that_cannot_be_cut_is_run_whole():
     assert all(statistic.rows == 4 for statistic in found.values())
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_labels_beside_the_inputs_are_explained(kind):
+    model, batches = hf_gpt2()
+    data = [kind((batch, batch)) for batch in batches]  # as a loader yields them
+    text = rf"raised AttributeError .* a {kind.__name__} of 2 tensors, .* positional arguments\. Give the inputs alone"
+    with pytest.raises(TypeError, match=text) as raised:
+        prune(model, 0.5, method="wanda", data=data)
+    assert isinstance(raised.value.__cause__, AttributeError)
+    assert "\n" not in str(raised.value)
+
+
+def test_labels_are_explained_for_a_model_without_blocks_too():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    with pytest.raises(TypeError, match="positional arguments") as raised:
+        prune(model, 0.5, method="wanda", data=[(x, x)], layers="all_linear")
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("batch", [torch.randn(3, 5), (torch.randn(3, 5),)])
+def test_errors_of_the_model_on_one_tensor_stay_its_own(batch):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        prune(nn.Sequential(nn.Linear(4, 4)), 0.5, method="wanda", data=[batch], layers="all_linear")
+
+
 def test_a_layer_that_is_never_reached_is_an_error_that_names_it():
     model, data = Chained(without_the_last), [torch.randn(5, 6)]
     with pytest.raises(ValueError, match=r"no calibration input reached blocks\.2\.fc\.weight: .*exclude=\[\.\.\.\]"):
         prune(model, 0.5, method="wanda", data=data)
 
 
+class Bare(nn.Module):
+    """A block with a matrix that no linear layer owns."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+        self.matrix = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return self.fc(x) @ self.matrix
+
+
 def test_weights_that_no_linear_layer_owns_are_refused():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 2, enable_nested_tensor=False)
-    with pytest.raises(ValueError, match=r"inputs of layers\.0\.self_attn\.in_proj_weight, .* cannot be observed"):
-        prune(encoder, 0.5, method="wanda", data=[torch.randn(3, 2, 8)])
+    model = nn.Sequential(Bare(), Bare())
+    with pytest.raises(ValueError, match=r"inputs of 0\.matrix, 1\.matrix cannot be observed"):
+        prune(model, 0.5, method="wanda", data=[torch.randn(5, 6)], include=["*.matrix"])
+
+
+class Attending(nn.Module):
+    """A block whose attention's name is part of the name of a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2)
+        self.after_attn = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.after_attn(self.attn(x, x, x)[0])
+
+
+class Calling(nn.MultiheadAttention):
+    """One that calls its layer for the output."""
+
+    def forward(self, query, key, value, **options):
+        return self.out_proj(query), None
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12), 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+@pytest.mark.parametrize("exclude", [[], ["*in_proj_weight"]])
+@pytest.mark.parametrize(
+    ("build", "advice"),
+    [
+        (encoder, ["*self_attn*"]),
+        (lambda: nn.Sequential(Attending(), Attending()), ["0.attn.*", "1.attn.*"]),
+    ],
+)
+def test_the_advice_for_torchs_attention_works_at_once(build, advice, exclude, method):
+    model, options = build(), {"method": method, "data": [torch.randn(3, 2, 8)]}
+    with pytest.raises(ValueError, match=r"0\.\w*attn\.out_proj\.weight.* cannot be observed") as refused:
+        prune(model, 0.5, exclude=exclude, **options)
+    assert str(refused.value).endswith(f"layers. Use exclude={advice}, or method='magnitude'.")
+    names = [layer.name for layer in prune(model, 0.5, exclude=advice, **options).layers]
+    assert names
+    assert not any("in_proj" in name or "out_proj" in name for name in names)
+
+
+def test_attention_without_other_layers_is_left_to_magnitude():
+    model = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match=r"calling its layers\. Use method='magnitude'\.$"):
+        prune(model, 0.5, method="wanda", data=[(torch.randn(3, 2, 8),) * 3], layers="all_linear")
+
+
+def test_an_attention_that_calls_its_layers_is_calibrated():
+    model = nn.Sequential(Attending(), Attending())
+    for block in model:
+        block.attn = Calling(8, 2)
+    report = prune(model, 0.5, method="wanda", data=[torch.randn(3, 2, 8)], exclude=["*in_proj*"])
+    assert "0.attn.out_proj.weight" in [layer.name for layer in report.layers]
 
 
 class Returning(nn.Module):

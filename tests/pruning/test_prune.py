@@ -183,6 +183,52 @@ def test_global_wanda_is_one_threshold_over_its_scores():
     assert torch.cat(removed).max() <= torch.cat(kept).min() * (1 + 1e-5)
 
 
+def two_scales(scale=1e-3):
+    """Two blocks of two linear layers, the second with smaller weights."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(2)])
+    with torch.no_grad():
+        for block in model:
+            block[2].weight *= scale
+    return model
+
+
+@pytest.mark.parametrize(("method", "pattern"), [*((m, None) for m in METHODS), ("magnitude", (2, 2))])
+def test_one_threshold_that_empties_tensors_warns_once_at_the_callers_line(method, pattern):
+    options = {"method": method, "data": [torch.randn(32, 16)], "pattern": pattern}
+    with pytest.warns(UserWarning, match="removes at least") as found:
+        report = prune(two_scales(), 0.6, distribution="global", **options)
+    assert [layer.sparsity for layer in report.layers][1::2] == [1.0, 1.0]
+    (warning,) = found
+    text = str(warning.message)
+    assert "distribution='global' at sparsity 0.6 removes at least 99 % of 2 of 4 tensors" in text
+    assert f"worst is 0.2.weight, which loses {'64 of 64 blocks' if pattern else '256 of 256 weights'}." in text
+    assert "report.summary()" in text
+    assert "distribution='uniform', the default. One threshold suits models trained with l1." in text
+    assert warning.filename == __file__
+
+
+def test_a_default_encoder_layer_of_torch_is_warned_of():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 128), 2, enable_nested_tensor=False)
+    with pytest.warns(UserWarning, match=r"99 % of 2 of 8 tensors; worst is layers\.0\.linear2\.weight"):
+        prune(model, 0.7, distribution="global")
+
+
+def test_tensors_are_emptied_in_silence_where_that_is_what_was_asked_for():  # warnings are errors here
+    prune(two_scales(), 0.95, distribution="global")
+    prune(two_scales(), 0.5)
+    prune(two_scales(0.0), 0.5, distribution="global")  # zero already, as l1 leaves some tensors
+    prune(two_scales(), distribution={"*.0": 0.0, "*.2": 0.999})
+
+
+def test_owl_that_empties_a_block_warns_without_a_word_of_thresholds():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16)) for _ in range(2)])
+    with torch.no_grad():
+        model[0][0].weight[0, 0] = 100.0  # the only outlier
+    with pytest.warns(UserWarning, match="removes at least 99 % of 1 of 2 tensors; worst is 1.0.weight") as found:
+        prune(model, 0.85, distribution=OWL(spread=0.145))
+    assert "threshold suits" not in str(found[0].message)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_owl_gives_each_block_its_ratio(method):
     model = small_gpt2()

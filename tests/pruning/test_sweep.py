@@ -51,6 +51,17 @@ def test_each_level_is_the_model_that_prune_makes(method, distribution, sequenti
     assert rows[0]["sparsity"] == rows[0]["sparsity_of_pruned_layers"] == rows[0]["sparsity_of_all_weights"] == 0.0
 
 
+@pytest.mark.parametrize("sequential", [True, False])
+def test_levels_that_empty_a_tensor_are_warned_of_once(sequential):
+    model = spread(small_gpt2())
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_proj.weight *= 1e-3
+    with pytest.warns(UserWarning, match="at sparsity 0.3 removes") as found:
+        sweep(model, LEVELS, evaluate=lambda model: {}, distribution="global", sequential=sequential)
+    (warning,) = found
+    assert warning.filename == __file__
+
+
 def test_not_sequential_data_goes_through_the_model_once_for_all_levels():
     model, calls = spread(small_gpt2()), []
     model.register_forward_pre_hook(lambda *_: calls.append(1))

@@ -26,7 +26,7 @@ COMMANDS = {
     "run": "run a recipe: a table or figure of the paper, or a training of your own",
     "data": "turn text into token files",
     "prune": "prune a trained model in one shot",
-    "sparsify": "prune a trained model, and train it until it has recovered",
+    "sparsify": "prune a model and train it further, with the dense model as its teacher",
     "eval": "perplexity or accuracy of a model",
     "export": "save a pruned model in a compressed or faster format: sparse safetensors, Hugging Face, ONNX",
     "sweep": "run a recipe over seeds, optimizers and sparsities",

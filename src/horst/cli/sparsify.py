@@ -1,4 +1,4 @@
-"""``horst sparsify MODEL --data TEXT --sparsity S --out DIRECTORY``: prune a model, and train what is left."""
+"""``horst sparsify MODEL --data TEXT --sparsity S --out DIRECTORY``: prune a model and train it further."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Options:
     out: Path | None = None
     """Directory to make; by default next to the model, with the sparsity in its name."""
     eval_data: str | None = None
-    """Data to judge by; by default 2 %% of the rows of --data, at most 256, which are not trained on."""
+    """Data to judge by; by default 2 % of the rows of --data, at most 256, which are not trained on."""
     tokens: str | None = None
     """Tokens to train on, such as 20M; by default one pass over the data. For text."""
     steps: int | None = None
@@ -50,7 +50,7 @@ class Options:
     method: Literal["sparsegpt", "wanda", "magnitude"] = "sparsegpt"
     """Rule that chooses the weights to remove."""
     stages: tuple[float, ...] | None = None
-    """Sparsities on the way; by default none up to 60 %%, and a few beyond."""
+    """Sparsities on the way; by default none up to 60 %, and a few beyond."""
     train: Literal["fixed", "refresh", "admm", "ast", "cast"] = "fixed"
     """What becomes of the masks while training: they stay, or are chosen anew; or one of three methods that go from
     dense to sparse by themselves."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
@@ -34,6 +34,7 @@ _LARGE_EXPONENT = 0.5  # of one step: more than this gets a warning
 _OF_THIS_MACHINE = ("foreach", "fused", "capturable")
 # Options of AdamW that we do not have; a state of AdamW brings them.
 _ONLY_ADAMW = ("amsgrad", "differentiable", "decoupled_weight_decay")
+_MIRROR_OPTIONS = ("alpha", "beta", "l1")
 
 
 class MirroredAdam(Optimizer):
@@ -56,24 +57,29 @@ class MirroredAdam(Optimizer):
         self._masks: dict[Tensor, Tensor] = {}
         self._auto = AutoAlpha()
         self._is_built = False
+        carried = _carried_by_all(params)  # before torch writes the defaults into the groups
         super().__init__(params, defaults)
         self._is_built = True
         drop_removed(self.param_groups)
-        self._warn_of_options_without_effect(params)
+        self._warn_of_options_without_effect(carried)
         self._resolve_auto(self.param_groups)
 
-    def _warn_of_options_without_effect(self, params: Any) -> None:
-        if not isinstance(params, list) or not all(isinstance(group, dict) for group in params):
+    def _warn_of_options_without_effect(self, carried: Sequence[str]) -> None:
+        own = inspect.signature(type(self)).parameters
+        given = {n: self.defaults[n] for n in _MIRROR_OPTIONS if n in own and self.defaults[n] != own[n].default}
+        idle = [n for n in given if n in carried and any(group[n] != given[n] for group in self.param_groups)]
+        if not idle:
             return
-        for name in ("alpha", "beta", "l1"):
-            given = self.defaults.get(name)
-            if given == getattr(inspect.signature(type(self)).parameters.get(name), "default", given):
-                continue
-            if all(name in group for group in params) and any(group[name] != given for group in params):
-                warn_user(
-                    f"{name}={given!r} has no effect: every parameter group carries its own {name}. Give {name} to "
-                    "horst.param_groups, or set it in the groups."
-                )
+        listed, names = " and ".join(f"{n}={given[n]!r}" for n in idle), " and ".join(idle)
+        have, them = ("has", "it") if len(idle) == 1 else ("have", "them")
+        # Groups of horst.param_groups always carry alpha and beta, and l1 only where it was given there.
+        l1 = ""
+        if "l1" in given and "l1" not in carried:
+            l1 = f" l1={given['l1']!r} does have one, on all tensors; horst.param_groups limits it to block matrices."
+        warn_user(
+            f"{listed} {have} no effect: every parameter group carries its own {names}. Give {names} to "
+            f"horst.param_groups, or set {them} in the groups.{l1}"
+        )
 
     def _choose_mirrored(self, group: dict[str, Any], params: list[Tensor]) -> list[bool]:
         """Which of these parameters of a group get the mirror step and ``l1``; the others get AdamW's step."""
@@ -311,3 +317,10 @@ class MirroredAdam(Optimizer):
                 f"alpha * lr is {product:.3g}: one step may change a weight by a factor of exp({product:.3g}). The "
                 "paper's runs at 1 crashed; its own setting is 0.025. Lower alpha or lr, or use alpha='auto'."
             )
+
+
+def _carried_by_all(params: object) -> list[str]:
+    """The options of the mirror step that every one of these groups brings; none where they are no groups."""
+    if not isinstance(params, list) or not all(isinstance(group, dict) for group in params):
+        return []
+    return [name for name in _MIRROR_OPTIONS if all(name in group for group in params)]

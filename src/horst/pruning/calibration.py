@@ -14,14 +14,16 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from horst.parameters.kinds import clean_name
 from horst.parameters.modes import Batch, evaluating
-from horst.pruning.chains import Chain, NotAChain, block_sequences, layers_by_block, replayed, run_model
+from horst.pruning.chains import Chain, NotAChain, block_sequences, explained, layers_by_block, replayed, run_model
 from horst.pruning.experts import expert_inputs, is_mixture
 from horst.pruning.method import Statistic
 from horst.sparsity.layers import Layer, expert_stacks, is_linear
@@ -94,7 +96,7 @@ def calibrate(
         visit(layers, found)
 
     def run_the_rest(i: int) -> None:
-        with replayed(done, i):
+        with replayed(done, i), explained(batches[i]) if i == 0 else contextlib.nullcontext():
             run_model(model, batches[i])
 
     with _evaluation(model):
@@ -182,6 +184,7 @@ def _observed(
 
 def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Module]:
     """By a layer's name, the linear module whose inputs its weight multiplies, or the module of its stack."""
+    _refuse_attention(model, layers)
     modules = {id(module.weight): module for module in model.modules() if is_linear(module)}
     modules |= {id(stack): m for m in model.modules() if is_mixture(m) for stack, _ in expert_stacks(m)}
     without = [layer.name for layer in layers if id(layer.param) not in modules]
@@ -192,6 +195,29 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Module]:
             "exclude=[...], or use method='magnitude'."
         )
     return {layer.name: modules[id(layer.param)] for layer in layers}
+
+
+def _refuse_attention(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """Refuse weights of torch's attention with a pattern that leaves out all of them, and nothing else."""
+    inside: dict[str, list[str]] = {}  # by the attention's name, the names of its layers
+    for name, module in model.named_modules():
+        # One with a forward of its own may well call its layers.
+        if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
+            own = {id(p) for p in module.parameters()}
+            if found := [layer.name for layer in layers if id(layer.param) in own]:
+                inside[clean_name(name)] = found
+    if not inside:
+        return
+    refused = [layer for own in inside.values() for layer in own]
+    others = [layer.name for layer in layers if layer.name not in refused]
+    patterns = sorted({f"*{name.rpartition('.')[2]}*" for name in inside})
+    if any(fnmatchcase(other, pattern) for other in others for pattern in patterns):
+        patterns = [f"{name}.*" for name in inside]
+    exclude = f"Use exclude={patterns}, or method='magnitude'." if others else "Use method='magnitude'."
+    raise ValueError(
+        f"the inputs of {', '.join(refused)} cannot be observed: nn.MultiheadAttention computes without calling its "
+        f"layers. {exclude}"
+    )
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ class Chain:
     def catch(self, model: nn.Module, batches: Sequence[Batch], done: Sequence[Chain]) -> None:
         """Run the model on each batch, with the chains that are ``done`` replaced by what they returned."""
         with self.on_device(next(iter(self.blocks))):
-            with replayed(done, 0):
+            with replayed(done, 0), explained(batches[0]):
                 try:  # of one sample, since a head's outputs for a whole batch may be larger than the model
                     self._calls(model, _first_sample(batches[0]), to_the_end=True)
                 except Exception:  # a batch that cannot be cut so
@@ -236,6 +236,25 @@ def run_model(model: nn.Module, batch: Batch) -> None:
     """Call the model with a batch, where the model is."""
     args, kwargs = move(as_call(batch), home_of(model))
     model(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def explained(batch: Batch) -> Iterator[None]:
+    """Say how several tensors are passed where the model fails on them: labels from a loader are a usual mistake."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        count = sum(isinstance(value, Tensor) for value in batch) if isinstance(batch, (tuple, list)) else 0
+        if count < 2:
+            raise
+        kind = type(batch).__name__
+        raise TypeError(
+            f"the model raised {type(error).__name__} on the first calibration batch. The batch is a {kind} of {count} "
+            f"tensors, and a {kind} is passed as positional arguments. Give the inputs alone, without labels, or a "
+            "mapping of arguments by name."
+        ) from error
 
 
 def _first_sample(batch: Batch) -> Batch:

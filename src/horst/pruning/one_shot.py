@@ -28,8 +28,12 @@ from horst.sparsity.distributions import Distribution, allocate, check_ratios
 from horst.sparsity.layers import Layer, Preset, check_model, left_dense
 from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
 from horst.sparsity.selection import smallest, warn_of_non_finite
+from horst.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
+
+# A tensor that loses this share, while the model is to lose less than _HIGH, is emptied rather than pruned.
+_EMPTIED, _HIGH = 0.99, 0.9
 
 METHODS: dict[str, type[Method]] = {"magnitude": Magnitude, "wanda": Wanda, "sparsegpt": SparseGPT}
 
@@ -68,8 +72,9 @@ def prune(
             an out x in matrix.
         distribution: Division of the zeros: ``"uniform"``, ``"global"``, ``"erk"``, ``"owl"`` or an :class:`OWL`; or a
             mapping from layer names, prefixes or wildcards to sparsities. With ``"global"``, one threshold on the dense
-            model's magnitudes, for Wanda on its scores, says how many weights each layer loses. With ``"owl"``, the
-            magnitudes say it, or Wanda's scores where there are data.
+            model's magnitudes, for Wanda on its scores, says how many weights each layer loses. It can empty a layer
+            with small weights, and then warns. With ``"owl"``, the magnitudes say it, or Wanda's scores where there are
+            data.
         layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`; or ``"paper"``,
             the linear weights of all blocks but the first and the last. Frozen weights count too.
         include: Wildcard patterns of parameter names to add.
@@ -119,6 +124,8 @@ class Plan:
     group_size: int = GROUP_SIZE
     #: Of the dense model, by layer: the norms of the inputs, once they are known.
     norms: dict[str, Tensor] = field(default_factory=dict, init=False)
+    #: Whether a level has warned of emptied tensors: once is enough for a sweep.
+    has_warned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         check_model(self.model)
@@ -205,7 +212,31 @@ class Plan:
             scores = [self._scores(layer) if by_wanda else _matrix(layer) for layer in self.targets]
             chosen = smallest([self.units.unit_scores(each) for each in scores], counts)
             counts = {layer.name: int(mask.sum()) for layer, mask in zip(self.targets, chosen, strict=True)}
+        if sparsity is not None and sparsity < _HIGH and not self.has_warned:
+            self._warn_of_emptied(self.units, counts, sparsity)
         return counts
+
+    def _warn_of_emptied(self, pattern: Block, counts: Mapping[str, int], sparsity: float) -> None:
+        """Warn of tensors that lose nearly all their weights. Weights that are zero already are not lost."""
+        emptied: dict[str, tuple[int, int]] = {}
+        for layer in self.targets:
+            units = pattern.unit_scores(_matrix(layer))
+            if counts[layer.name] >= _EMPTIED * units.numel():  # else there is no need to count its zeros
+                alive = int(units.count_nonzero())
+                lost = counts[layer.name] - (units.numel() - alive)
+                if alive and lost >= _EMPTIED * alive:
+                    emptied[layer.name] = lost, alive
+        if not emptied:
+            return
+        self.has_warned = True
+        name, (lost, alive) = max(emptied.items(), key=lambda entry: entry[1][0] / entry[1][1])
+        unit = "weights" if pattern.is_unstructured else "blocks"
+        one_threshold = " One threshold suits models trained with l1." if self.distribution == "global" else ""
+        warn_user(
+            f"distribution={self.distribution!r} at sparsity {sparsity} removes at least {100 * _EMPTIED:g} % of "
+            f"{len(emptied)} of {len(self.targets)} tensors; worst is {name}, which loses {lost} of {alive} {unit}. "
+            f"Look at report.summary(), and use distribution='uniform', the default.{one_threshold}"
+        )
 
     def _owl_ratios(self, owl: OWL, sparsity: float) -> dict[str, float]:
         self._gather_norms(needed=self.batches is not None)

@@ -56,7 +56,7 @@ def sparsify(
     config: SparsifyConfig | None = None,
     **settings: Any,
 ) -> SparsifyReport:
-    """Make an existing model sparse, in place, and train it until it has recovered.
+    """Prune an existing model in place and train it further, with the dense model as its teacher.
 
     Each stage prunes the model (:func:`horst.pruning.prune`) and trains it with the zeros kept, on the data's labels
     and on what the dense model says. Call it again with the same arguments and ``directory`` after anything that

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from horst.lab.experiments.result import Result, environment
 from horst.lab.report import html, paper
 from horst.lab.report.sections import KINDS
+from horst.lab.report.sparsify import words
 from horst.lab.report.tables import Table
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity
 
@@ -146,17 +147,17 @@ def quickstart(done=6):
     return result("quickstart", rows=rows, curves={"histograms": histograms, "runs": {"done": done, "planned": 6}})
 
 
-def made_sparse(stages=1):
+def made_sparse(stages=1, trained=22.0, unit="tokens"):
     """What ``horst sparsify`` writes: 20 dense, 30 pruned, 22 trained in each stage."""
     rows = [{"stage": "dense", "sparsity": 0.0, "steps": 0, "units": 0, "perplexity": 20.0}]
     for level in [0.25, 0.5][-stages:]:
         rows.append({"stage": "pruned", "sparsity": level, "steps": 0, "units": 0, "perplexity": 30.0})
-        rows.append({"stage": "trained", "sparsity": level, "steps": 8, "units": 640, "perplexity": 22.0})
+        rows.append({"stage": "trained", "sparsity": level, "steps": 8, "units": 640, "perplexity": trained})
     rows[-1]["sparsity_of_pruned_layers"] = 0.5
     curves = {
         "metric": "perplexity",
         "higher_is_better": False,
-        "unit": "tokens",
+        "unit": unit,
         "layers": [{"layer": "h.0.weight", "shape": [4, 8], "sparsity": 0.5}],
         "training": [[{"step": 4, "loss": 1.0}, {"step": 8, "eval_perplexity": 22.0}]] * stages,
     }
@@ -174,6 +175,13 @@ def test_a_model_made_sparse_has_its_stages_layers_and_a_sentence(tmp_path):
     assert "Perplexity 20 dense, 22 with 50 % zeros." in " ".join(
         two.texts("p")
     )  # no share of what one shot would lose
+
+
+@pytest.mark.parametrize(("unit", "data"), [("tokens", "this text"), ("rows", "this text"), ("images", "these images")])
+def test_a_model_no_worse_than_dense_is_not_taken_for_better(unit, data):
+    found = words(made_sparse(trained=19.0, unit=unit))
+    assert found.startswith("Perplexity 20 dense, 19 with 50 % zeros: no worse than dense. ")
+    assert found.endswith(f" The dense model was not trained further on {data}.")
 
 
 def every_form():

@@ -73,7 +73,9 @@ def words(result: Result) -> str:
     text = f"{NAMES.get(metric, metric)} {dense:.4g} dense, {trained:.4g} with {100 * share:.3g} % zeros"
     lost, left = (dense - value if more else value - dense for value in (pruned, trained))
     if left <= 0:
-        return f"{text}: no worse than dense."
+        # Not "has never seen": the model may have been pretrained on the same data.
+        data = "these images" if result.curves["unit"] == "images" else "this text"
+        return f"{text}: no worse than dense. The dense model was not trained further on {data}."
     if len(result.rows) > 3 or left >= lost:  # of several stages, the last pruning is not what pruning at once costs
         return f"{text}."
     return f"{text}; {pruned:.4g} before training, so {100 * (1 - left / lost):.0f} % of the loss is won back."
