@@ -1,19 +1,19 @@
 """What ``horst.sparsify`` wins back: one-shot pruning, then each way of training on, at one budget of tokens.
 
     python benchmarks/bench_sparsify.py MODEL --train tokens/train.bin --test wikitext/train.bin \\
-        --contender one-shot adamw horst --tune 0.6 --then 2:4 --tokens 4000000 --compile off --seconds 270 \\
+        --contender one-shot adamw horst --tune 0.6 --then 2:4 --tokens 20000000 \\
         --out runs/recovery.json
 
 MODEL is a causal language model on disk: of Hugging Face, or of a finished run of ours. The token files are those of
 ``horst data tokenize``; beside ``train.bin`` lies ``val.bin``. Each contender is trained at the pattern of ``--tune``
 with each of ``--lrs``; the learning rate with the lowest perplexity on the validation text serves its other patterns.
+``--alike`` names contenders that take over a learning rate: ``admm=adamw`` has adamw's; AST and CAST at N:M alone.
 All contenders start from the same weights and see the same batches; where SparseGPT prunes once, its weights are
 computed once per pattern and shared. ``one-shot`` prunes and does not train; ``dense`` trains on without pruning, which
 says how much of a gain is the text and not the method. The test text is never used to choose.
 
 Contenders take turns, so that each has as many runs when ``--seconds`` are over: no run begins after that. The result
-is written again after every run. A compiled step is faster, but each run compiles anew: for some hundred steps,
-``--compile off`` is quicker.
+is written again after every run.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "cast": {"train": "cast", "optimizer": "adams"},
     "dense": {"optimizer": "adamw", "sparsity": 0.0, "method": "magnitude"},
 }
+ONLY_NM = {"ast", "cast"}
 HELD_OUT = 256  # windows of the validation text
 
 
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--train", type=pathlib.Path, required=True, help="train.bin, with val.bin beside it")
     parser.add_argument("--test", type=pathlib.Path, required=True, help="token file to judge by")
     parser.add_argument("--contender", choices=["one-shot", *CONTENDERS], nargs="+", required=True)
+    parser.add_argument("--alike", nargs="*", default=[], help="horst-l1=horst: trained at the rate of horst")
     parser.add_argument("--lrs", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3], help="tried at --tune")
     parser.add_argument("--tune", default="0.6", help="pattern at which the learning rate is chosen")
     parser.add_argument("--then", nargs="*", default=[], help="further patterns: 0.7, or 2:4")
@@ -111,9 +113,13 @@ class Benchmark:
         for lr, name in itertools.product(arguments.lrs, trained):
             if self._has_time():
                 found[name][lr] = self._train(name, arguments.tune, lr)
-        for pattern, name in itertools.product(arguments.then, trained):
-            if self._has_time():
-                self._train(name, pattern, min(found[name], key=found[name].__getitem__))
+        best = {name: min(found[name], key=found[name].__getitem__) for name in trained if found[name]}
+        alike = dict(pair.split("=") for pair in arguments.alike)
+        best |= {name: best[other] for name, other in alike.items() if other in best}
+        for pattern, name in itertools.product([arguments.tune, *arguments.then], best):
+            is_wanted = pattern != arguments.tune if name in trained else ":" in pattern or name not in ONLY_NM
+            if is_wanted and self._has_time():
+                self._train(name, pattern, best[name])
 
     def _prune(self, pattern: str, method: str) -> None:
         start = time.perf_counter()

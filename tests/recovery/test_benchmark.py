@@ -81,6 +81,17 @@ def test_contenders_take_turns_and_share_what_one_pruning_left(words, monkeypatc
     assert perplexity(model, [(text[:, :-1], text[:, 1:])])["perplexity"] == pytest.approx(row["test"], rel=1e-5)
 
 
+def test_a_contender_takes_over_a_learning_rate(words, monkeypatch):
+    alike = ("--alike", "horst-l1=horst", "ast=horst")
+    found = rows(words, monkeypatch, "--contender", "horst", "--lrs", "1e-3", "1e-2", "--then", "2:4", *alike)
+    trained = [(row["contender"], row["pattern"]) for row in found]
+    assert trained == [("horst", "0.6")] * 2 + [
+        ("horst-l1", "0.6"), ("horst", "2:4"), ("horst-l1", "2:4"), ("ast", "2:4"),
+    ]  # fmt: skip
+    best = min(found[:2], key=lambda row: row["validation"])
+    assert {row["lr"] for row in found[2:]} == {best["lr"]}
+
+
 def test_no_run_begins_when_the_time_is_up(words, monkeypatch):
     assert len(rows(words, monkeypatch, "--contender", "one-shot", "horst", "--seconds", "0")) == 1
     result = json.loads(pathlib.Path(words[-1]).read_text())

@@ -62,6 +62,22 @@ def test_the_mixture_is_the_sum_of_its_terms_where_there_are_targets():
     torch.testing.assert_close(*(torch.autograd.grad(x, student)[0] for x in (loss, expected)))
 
 
+@pytest.mark.parametrize("teacher_rows", [None, 5])
+def test_compiled_it_is_the_same(teacher_rows, monkeypatch):
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **options: compile(part, backend="aot_eager", **options))
+    monkeypatch.setattr(distillation, "_CHUNK", 3 * 7)  # three rows at a time, two in the end
+    distillation._compiled.cache_clear()
+    student, targets = torch.randn(5, 7, requires_grad=True), torch.tensor([3, -100, 0, 6, -100])
+    teacher = None if teacher_rows is None else torch.randn(teacher_rows, 7)
+    losses = [mixed_loss(student, targets, teacher, compiled=compiled) for compiled in (False, True)]
+    gradients = [torch.autograd.grad(loss, student)[0] for loss in losses]
+    distillation._compiled.cache_clear()
+    torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert gradients[0].abs().max() > 0
+
+
 def test_no_row_that_counts_is_no_loss():
     student = torch.randn(2, 7, requires_grad=True)
     loss = mixed_loss(student, torch.full((2,), -100), torch.randn(2, 7))

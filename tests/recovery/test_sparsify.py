@@ -10,7 +10,7 @@ from recovery_runs import LOOP, MODELS, SHORT, Plain, gpt2, make, padded, score,
 from torch import nn
 
 import horst
-from horst.recovery import NotSparse, SparsifyConfig, check_sparse
+from horst.recovery import NotSparse, SparsifyConfig, check_sparse, distillation
 from horst.recovery.methods import METHODS, TrainMethod
 from horst.sparsity import Static, find_layers
 from horst.sparsity.masks import NM, Block
@@ -40,17 +40,28 @@ def test_every_kind_of_model_becomes_sparse(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_is_traced_by_the_compiler(name, monkeypatch):  # tests on a GPU compile it for good
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda loss, **options: compile(loss, backend="aot_eager", **options))
+    compile, compiled = torch.compile, []
+
+    def by_tracing(part, **options):
+        compiled.append(part)
+        return compile(part, backend="aot_eager", **options)
+
+    monkeypatch.setattr(torch, "compile", by_tracing)
+    distillation._compiled.cache_clear()
     found = []
     for loop in (LOOP, dataclasses.replace(LOOP, compile="on")):
         model, data = make(name)
         if name == "plain":
             model.blocks.apply(lambda module: setattr(module, "p", 0.0))  # a compiled dropout draws other numbers
-        horst.sparsify(model, data, sparsity=0.5, **{**SHORT, "loop": loop})
+        horst.sparsify(model, data, sparsity=0.5, stages=(0.25,), **{**SHORT, "loop": loop})
         found.append(weights(model))
+    distillation._compiled.cache_clear()
     for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-4)
+        if not key.endswith("key.bias"):  # softmax does not see it: its gradient is rounding, which Adam makes a step
+            torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-4)
+    blocks = [part for part in compiled if part is not distillation._some_rows]
+    assert len(blocks) == 2 * 2 * 2  # two blocks of model and teacher, in two stages
+    assert all("forward" not in vars(module) for module in model.modules())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit"])

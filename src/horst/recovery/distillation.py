@@ -6,7 +6,8 @@ Fine-tuning for Inference Acceleration of Large Language Models* (2023).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ def mixed_loss(
     distill_weight: float = 0.67,
     temperature: float = 2.0,
     mask: Tensor | None = None,
+    compiled: bool = False,
 ) -> Tensor:
     """``label_weight`` times :func:`cross_entropy` plus ``distill_weight`` times :func:`kl_divergence`.
 
@@ -74,6 +76,7 @@ def mixed_loss(
         targets: Classes, -100 where there is none; None for no cross-entropy.
         teacher: Logits of the same shape; None for no divergence.
         mask: True for the rows whose divergence counts; None: those with a target, and all without ``targets``.
+        compiled: Whether to compile it: on a GPU some rows then take a few kernels instead of twenty.
 
     Example:
         >>> logits = torch.randn(2, 5)
@@ -95,7 +98,7 @@ def mixed_loss(
     loss: Tensor = _MixedLoss.apply(
         student.flatten(0, -2) if student.dim() > 2 else student,
         targets.flatten(), mask.flatten(), None if teacher is None else teacher.detach().reshape(rows, -1),
-        label_weight, distill_weight if teacher is not None else 0.0, temperature,
+        label_weight, distill_weight if teacher is not None else 0.0, temperature, compiled,
     )  # fmt: skip
     return loss
 
@@ -113,35 +116,25 @@ class _MixedLoss(torch.autograd.Function):
         label_weight: float,
         distill_weight: float,
         temperature: float,
+        compiled: bool,
     ) -> Tensor:
         wide = torch.promote_types(student.dtype, torch.float32)
         has_target = targets != IGNORED
         # A mean over no rows is 0, not NaN: the sum is 0 then.
-        label_rows = (label_weight / has_target.sum().clamp(min=1)).to(wide) * has_target
-        distill_rows = (distill_weight / mask.sum().clamp(min=1)).to(wide) * mask
+        labels = (label_weight / has_target.sum().clamp(min=1)).to(wide) * has_target if label_weight else None
+        distill = (distill_weight / mask.sum().clamp(min=1)).to(wide) * mask if distill_weight else None
         gradient = torch.empty_like(student)
         # Never changed in place: compiled by torch 2.11, what is returned would get no gradient then (pytorch#180642).
         loss = torch.zeros((), dtype=wide, device=student.device)
         count = max(1, _CHUNK // max(student.shape[-1], 1))
+        compute = _compiled() if compiled else _some_rows
         for start in range(0, len(student), count):
             rows = slice(start, start + count)
-            s = student[rows].to(wide)
-            part = torch.zeros_like(s)
-            if label_weight:
-                log_q, classes = s.log_softmax(-1), targets[rows].clamp(min=0)[:, None]
-                weight = label_rows[rows][:, None]
-                loss = loss - (weight * log_q.gather(1, classes)).sum()
-                part += weight * log_q.exp_()
-                part.scatter_add_(1, classes, -weight)
-            if distill_weight and teacher is not None:
-                log_q = (s / temperature).log_softmax(-1)
-                log_p = (teacher[rows].to(wide) / temperature).log_softmax(-1)
-                weight = distill_rows[rows][:, None]
-                # kl_div leaves out classes of probability 0, whose log is minus infinity.
-                divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True)
-                loss = loss + temperature**2 * (weight * divergence).sum()
-                part += temperature * weight * (log_q.exp_() - log_p.exp_())
-            gradient[rows] = part
+            part, gradient[rows] = compute(
+                student[rows], targets[rows].clamp(min=0), None if teacher is None else teacher[rows],
+                None if labels is None else labels[rows], None if distill is None else distill[rows], temperature,
+            )  # fmt: skip
+            loss = loss + part
         ctx.save_for_backward(gradient)
         return loss
 
@@ -149,7 +142,40 @@ class _MixedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad.to(gradient.dtype), *[None] * 6
+        return gradient * grad.to(gradient.dtype), *[None] * 7
+
+
+def _some_rows(
+    student: Tensor,
+    classes: Tensor,
+    teacher: Tensor | None,
+    labels: Tensor | None,
+    distill: Tensor | None,
+    temperature: float,
+) -> tuple[Tensor, Tensor]:
+    """The loss of some rows, each with its weights, and its gradient."""
+    wide = torch.promote_types(student.dtype, torch.float32)
+    s = student.to(wide)
+    loss, gradient = torch.zeros((), dtype=wide, device=s.device), torch.zeros_like(s)
+    if labels is not None:
+        log_q, weight = s.log_softmax(-1), labels[:, None]
+        is_class = torch.arange(s.shape[-1], device=s.device) == classes[:, None]
+        loss = loss - (weight * log_q.gather(1, classes[:, None])).sum()
+        gradient = gradient + weight * (log_q.exp() - is_class.to(wide))
+    if distill is not None and teacher is not None:
+        log_q = (s / temperature).log_softmax(-1)
+        log_p = (teacher.to(wide) / temperature).log_softmax(-1)
+        weight = distill[:, None]
+        # kl_div leaves out classes of probability 0, whose log is minus infinity.
+        divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True)
+        loss = loss + temperature**2 * (weight * divergence).sum()
+        gradient = gradient + temperature * weight * (log_q.exp() - log_p.exp())
+    return loss, gradient.to(student.dtype)
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(_some_rows, dynamic=True)
 
 
 def squarehead(

@@ -25,8 +25,8 @@ from horst.parameters.kinds import block_prefixes
 from horst.parameters.modes import evaluating
 from horst.pruning import PrunedLayer, Report
 from horst.recovery.adapters import attach, check_rank, merge
+from horst.recovery.blocks import checkpointed_blocks, compiled_blocks
 from horst.recovery.check import check_sparse
-from horst.recovery.checkpointing import checkpointed_blocks
 from horst.recovery.config import Distillation, OptimizerName, SparsifyConfig
 from horst.recovery.data import Data, Examples, fingerprint, read_examples
 from horst.recovery.methods import METHODS
@@ -37,8 +37,9 @@ from horst.recovery.whole import Pruner
 from horst.sparsity import find_layers
 from horst.sparsity.layers import check_model
 from horst.sparsity.masks import NM
-from horst.training import Interrupted, LRSchedule, Task, TrainResult, parallelize, train
+from horst.training import Interrupted, LoopConfig, LRSchedule, Task, TrainResult, parallelize, train
 from horst.training.distributed import is_sharded, on_rank_0, rank, reshard, world_size
+from horst.training.task import AUTOTUNE
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +255,7 @@ class _Recovery:
             identity={**self.progress.state["identity"], "optimizer": config.optimizer, "stage": stage},
         )
         schedule = Part(config.schedule(self.steps), offset, self.steps)
-        with checkpointed_blocks(self.model, config.gradient_checkpointing):
+        with self._compiled(loop) as loop, checkpointed_blocks(self.model, config.gradient_checkpointing):
             return train(
                 task,
                 optimizer,
@@ -264,6 +265,17 @@ class _Recovery:
                 sparsifier=sparsifier,
                 directory=self.progress.folder(stage),
             )
+
+    @contextlib.contextmanager
+    def _compiled(self, loop: LoopConfig) -> Iterator[LoopConfig]:
+        """The blocks and the loss compiled by themselves, and a loop that compiles no more."""
+        if loop.compile == "off" or (loop.compile == "auto" and self.pruner.device.type != "cuda"):
+            yield loop
+            return
+        mode = AUTOTUNE if loop.compile == "max-autotune" else None
+        with compiled_blocks(self.model, self.teacher, mode=mode) as has_blocks:
+            self.loss.compiled = has_blocks
+            yield dataclasses.replace(loop, compile="off") if has_blocks else loop
 
     def _optimizer(self) -> Optimizer:
         config = self.config

@@ -60,6 +60,7 @@ class RecoveryLoss:
         distill: Distillation,
     ) -> None:
         self.examples, self.distill, self.temperature = examples, distill, config.temperature
+        self.compiled = False  # whether predictions are compared by compiled code
         self.label_weight, self.distill_weight = config.weights(distill)
         if not examples.has_labels:
             if distill == "none":
@@ -85,12 +86,14 @@ class RecoveryLoss:
             return loss
         logits = _need(logits)
         if self.distill == "none":
-            return self.label_weight * cross_entropy(logits, targets)
+            return mixed_loss(
+                logits, targets, None, label_weight=self.label_weight, distill_weight=0.0, compiled=self.compiled
+            )
         has_labels = self.examples.has_labels
         return mixed_loss(
             logits, targets if has_labels else None, _need(teacher_logits), label_weight=self.label_weight,
             distill_weight=self.distill_weight, temperature=self.temperature,
-            mask=None if has_labels or counts is None or logits.dim() < 3 else counts,
+            mask=None if has_labels or counts is None or logits.dim() < 3 else counts, compiled=self.compiled,
         )  # fmt: skip
 
     def _ask_teacher(self, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:

@@ -52,6 +52,9 @@ class Task:
     identity: Mapping[str, Any] = field(default_factory=dict)
 
 
+AUTOTUNE = "max-autotune-no-cudagraphs"  # torch.compile's mode for compile="max-autotune"
+
+
 class _Loss(nn.Module):
     """The task's loss as a module, which DDP and the compiler take as a whole."""
 
@@ -79,7 +82,7 @@ class Objective:
         self._compute: Callable[[Tensor, Tensor], Tensor] = module
         if config.compile != "off" and (config.compile != "auto" or device.type == "cuda"):
             torch.compiler.reset()  # else the ninth run of a process meets the compiler's limit and stays uncompiled
-            mode = "max-autotune-no-cudagraphs" if config.compile == "max-autotune" else None
+            mode = AUTOTUNE if config.compile == "max-autotune" else None
             self._compute = torch.compile(module, dynamic=False, mode=mode)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
