@@ -7,10 +7,11 @@
 MODEL is a causal language model on disk: of Hugging Face, or of a finished run of ours. The token files are those of
 ``horst data tokenize``; beside ``train.bin`` lies ``val.bin``. Each contender is trained at the pattern of ``--tune``
 with each of ``--lrs``; the learning rate with the lowest perplexity on the validation text serves its other patterns.
-``--alike`` names contenders that take over a learning rate: ``admm=adamw`` has adamw's; AST and CAST at N:M alone.
-All contenders start from the same weights and see the same batches; where SparseGPT prunes once, its weights are
-computed once per pattern and shared. ``one-shot`` prunes and does not train; ``dense`` trains on without pruning, which
-says how much of a gain is the text and not the method. The test text is never used to choose.
+Runs of ``--also`` follow: ``admm=adamw@2:4`` trains admm at 2:4 with the learning rate that was best for adamw.
+All contenders start from the same weights and see the same batches; where SparseGPT prunes at once, its weights are
+computed once per pattern and shared; ``horst-stages`` and ``horst-l1`` prune in stages beyond 60 %. ``one-shot`` prunes
+and does not train; ``dense`` trains on without pruning, which says how much of a gain is the text and not the method.
+The test text is never used to choose.
 
 Contenders take turns, so that each has as many runs when ``--seconds`` are over: no run begins after that. The result
 is written again after every run.
@@ -44,17 +45,17 @@ from horst.training.config import Compile
 from horst.training.evaluate import IGNORED
 
 CONTENDERS: dict[str, dict[str, Any]] = {
-    "adamw": {"optimizer": "adamw"},
-    "horst": {},
-    "horst-auto": {"alpha": "auto"},
+    "adamw": {"optimizer": "adamw", "stages": ()},
+    "horst": {"stages": ()},
+    "horst-auto": {"alpha": "auto", "stages": ()},
+    "horst-stages": {},
     "horst-l1": {"l1": 0.01},
-    "refresh": {"train": "refresh"},
+    "refresh": {"train": "refresh", "stages": ()},
     "admm": {"train": "admm", "optimizer": "adamw"},
     "ast": {"train": "ast", "optimizer": "adamw"},
     "cast": {"train": "cast", "optimizer": "adams"},
     "dense": {"optimizer": "adamw", "sparsity": 0.0, "method": "magnitude"},
 }
-ONLY_NM = {"ast", "cast"}
 HELD_OUT = 256  # windows of the validation text
 
 
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--train", type=pathlib.Path, required=True, help="train.bin, with val.bin beside it")
     parser.add_argument("--test", type=pathlib.Path, required=True, help="token file to judge by")
     parser.add_argument("--contender", choices=["one-shot", *CONTENDERS], nargs="+", required=True)
-    parser.add_argument("--alike", nargs="*", default=[], help="horst-l1=horst: trained at the rate of horst")
+    parser.add_argument("--also", nargs="*", default=[], help="NAME=TUNED@PATTERN: a run at the rate of another")
     parser.add_argument("--lrs", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3], help="tried at --tune")
     parser.add_argument("--tune", default="0.6", help="pattern at which the learning rate is chosen")
     parser.add_argument("--then", nargs="*", default=[], help="further patterns: 0.7, or 2:4")
@@ -103,6 +104,7 @@ class Benchmark:
     def run(self) -> None:
         """What is pruned in one shot; each contender at the first pattern; each at the others, with its best rate."""
         arguments = self.arguments
+        also = [_read_run(words) for words in arguments.also]
         trained = [name for name in arguments.contender if name != "one-shot"]
         if len(trained) < len(arguments.contender):
             self._note("one-shot", "0", {"method": "dense", **self._evaluate(self.model)})
@@ -114,12 +116,10 @@ class Benchmark:
             if self._has_time():
                 found[name][lr] = self._train(name, arguments.tune, lr)
         best = {name: min(found[name], key=found[name].__getitem__) for name in trained if found[name]}
-        alike = dict(pair.split("=") for pair in arguments.alike)
-        best |= {name: best[other] for name, other in alike.items() if other in best}
-        for pattern, name in itertools.product([arguments.tune, *arguments.then], best):
-            is_wanted = pattern != arguments.tune if name in trained else ":" in pattern or name not in ONLY_NM
-            if is_wanted and self._has_time():
-                self._train(name, pattern, best[name])
+        runs = [(name, name, pattern) for pattern, name in itertools.product(arguments.then, trained)]
+        for name, tuned, pattern in [*runs, *also]:
+            if self._has_time():
+                self._train(name, pattern, best[tuned])
 
     def _prune(self, pattern: str, method: str) -> None:
         start = time.perf_counter()
@@ -210,6 +210,15 @@ class Benchmark:
             environment=environment(str(self.device)),
             seconds=round(time.perf_counter() - self.began, 1),
         ).save(self.arguments.out)
+
+
+def _read_run(words: str) -> tuple[str, str, str]:
+    """NAME=TUNED@PATTERN, taken apart."""
+    contender, _, pattern = words.partition("@")
+    name, _, tuned = contender.partition("=")
+    if name not in CONTENDERS or tuned not in CONTENDERS or not pattern:
+        raise SystemExit(f"--also takes NAME=TUNED@PATTERN with names of {', '.join(CONTENDERS)}, got {words!r}")
+    return name, tuned, pattern
 
 
 def _amount(pattern: str) -> dict[str, Any]:

@@ -82,14 +82,17 @@ def test_contenders_take_turns_and_share_what_one_pruning_left(words, monkeypatc
 
 
 def test_a_contender_takes_over_a_learning_rate(words, monkeypatch):
-    alike = ("--alike", "horst-l1=horst", "ast=horst")
-    found = rows(words, monkeypatch, "--contender", "horst", "--lrs", "1e-3", "1e-2", "--then", "2:4", *alike)
+    also = ("--also", "horst-l1=horst@0.7", "ast=horst@2:4")
+    found = rows(words, monkeypatch, "--contender", "horst", "--lrs", "1e-3", "1e-2", "--then", "2:4", *also)
     trained = [(row["contender"], row["pattern"]) for row in found]
-    assert trained == [("horst", "0.6")] * 2 + [
-        ("horst-l1", "0.6"), ("horst", "2:4"), ("horst-l1", "2:4"), ("ast", "2:4"),
-    ]  # fmt: skip
+    assert trained == [("horst", "0.6")] * 2 + [("horst", "2:4"), ("horst-l1", "0.7"), ("ast", "2:4")]
     best = min(found[:2], key=lambda row: row["validation"])
     assert {row["lr"] for row in found[2:]} == {best["lr"]}
+
+
+def test_a_run_that_cannot_be_read_is_refused(words, monkeypatch):
+    with pytest.raises(SystemExit, match=r"NAME=TUNED@PATTERN.*'sgd=adamw@2:4'"):
+        rows(words, monkeypatch, "--contender", "adamw", "--lrs", "1e-3", "--also", "sgd=adamw@2:4")
 
 
 def test_no_run_begins_when_the_time_is_up(words, monkeypatch):
