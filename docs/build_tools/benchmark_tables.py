@@ -260,51 +260,81 @@ def sizes_of_seeds_table(results: Sequence[Result]) -> Table:
     )
 
 
-_TRAINED_BY = {"one-shot": "not trained", "adamw": "AdamW", "horst": "HORST", "dense": "AdamW, nothing pruned"}
+_TRAINED_BY = {
+    "adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST, l1 0.01, in stages", "horst-stages": "HORST, in stages",
+    "ast": "AST", "cast": "CAST", "admm": "ADMM", "dense": "dense, trained further",
+}  # fmt: skip
+_METHODS = {"magnitude": "magnitude", "wanda": "Wanda", "sparsegpt": "SparseGPT"}
 
 
 def recovery_tables(results: Sequence[Result]) -> list[Table | str]:
-    """What training wins back: per model and pattern the dense model, one-shot pruning and each contender's best rate.
+    """What training wins back, one table per model: pruned and not trained, each contender, and the share won back.
 
-    The rate is the one with the lowest perplexity on the validation text; below, all that were tried.
+    A contender has the learning rate that was best on the validation text; the last table has all that were tried.
     """
     rows = [row for result in results for row in result.rows]
     if not rows:
         return ["Not measured yet."]
-    trained = [row for row in rows if "test" in row and "lr" in row]
+    tables: list[Table | str] = [_recovery_of_a_model(name, own) for (name,), own in _grouped(rows, "model").items()]
+    tried = _grouped([row for row in rows if "lr" in row], "model", "pattern", "contender")
+    lines = [
+        [
+            model,
+            _pattern(pattern),
+            _TRAINED_BY[contender],
+            ", ".join(map(_rate, sorted(own, key=lambda row: row["lr"]))),
+        ]
+        for (model, pattern, contender), own in tried.items()
+        if len(own) > 1
+    ]
+    return [
+        *tables,
+        Table(columns=["model", "zeros", "trained by", "lr: perplexity on the validation text"], rows=lines),
+    ]
+
+
+def _recovery_of_a_model(name: str, rows: Sequence[Row]) -> Table:
+    trained = [row for row in rows if "lr" in row and "test" in row]
     best = {
         key: min(own, key=lambda row: float(row["validation"]))
-        for key, own in _grouped(trained, "model", "pattern", "contender", "seed").items()
+        for key, own in _grouped(trained, "contender", "pattern").items()
     }
-    chosen = [row for row in rows if "lr" not in row or best.get(_key(row)) is row]
-    # one after the other: models as they come, the dense one first, then each pattern whole
-    order = {name: i for i, name in enumerate(dict.fromkeys((row["model"], row["pattern"]) for row in rows))}
-    chosen.sort(key=lambda row: (order[row["model"], row["pattern"]], "lr" in row))
-    main = from_rows(
-        chosen,
-        ("model", "{model}"),
-        ("zeros", lambda row: _pattern(row["pattern"])),
-        ("pruned by", lambda row: row.get("method", "sparsegpt" if row["contender"] != "dense" else "")),
-        ("trained by", lambda row: _TRAINED_BY.get(row["contender"], row["contender"])),
-        ("lr", lambda row: f"{row['lr']:g}" if "lr" in row else ""),
-        ("tokens", lambda row: f"{row['tokens'] / 1e6:.1f} M" if "lr" in row else ""),
-        ("seed", "{seed}"),
-        ("perplexity", lambda row: number(row["test"], ".2f" if float(row["test"]) < 1e4 else ",.0f")),
-        ("tokens per second", lambda row: number(row.get("tokens_per_second"), ",.0f", none="")),
+    patterns = sorted(
+        {row["pattern"] for row in trained if row["contender"] != "dense"}, key=lambda p: (":" not in p, p)
     )
-    tried = from_rows(
-        [row for row in rows if "lr" in row],
-        ("tried", lambda row: _TRAINED_BY.get(row["contender"], row["contender"])),
-        ("model", "{model}"),
-        ("zeros", lambda row: _pattern(row["pattern"])),
-        ("lr", "{lr:g}"),
-        ("validation", lambda row: number(row["validation"], ".2f") if "test" in row else "broke down"),
-    )
-    return [main, tried]
+    pruned = {(row["method"], row["pattern"]): row for row in rows if row["contender"] == "one-shot"}
+    dense = float(pruned["dense", "0"]["test"])
+    tokens = {row["tokens"] for row in trained}
+    lines = [["dense", "", *[f"{dense:.2f}"] * len(patterns)]]
+    for (contender, _), row in best.items():
+        if contender == "dense":
+            lines.append([_TRAINED_BY[contender], f"{row['lr']:g}", *[_quality(row)] * len(patterns)])
+    for method, words in _METHODS.items():
+        cells = [_quality(pruned.get((method, pattern))) for pattern in patterns]
+        if any(cells):
+            lines.append([f"{words}, not trained", "", *cells])
+    contenders = [name for name in dict.fromkeys(contender for contender, _ in best) if name != "dense"]
+    for contender in contenders:
+        own = {pattern: best.get((contender, pattern)) for pattern in patterns}
+        rates = {f"{row['lr']:g}" for row in own.values() if row is not None}
+        lines.append([_TRAINED_BY[contender], ", ".join(sorted(rates)), *map(_quality, own.values())])
+    for contender in contenders:
+        shares = []
+        for pattern in patterns:
+            row, start = best.get((contender, pattern)), pruned.get(("sparsegpt", pattern))
+            lost = None if start is None else float(start["test"]) - dense
+            shares.append("" if row is None or not lost else f"{1 - (float(row['test']) - dense) / lost:.0%}")
+        lines.append([f"won back by {_TRAINED_BY[contender]}", "", *shares])
+    title = f"{name}, perplexity after {', '.join(f'{count / 1e6:.1f} M' for count in sorted(tokens))} tokens, one seed"
+    return Table(columns=[title, "lr", *map(_pattern, patterns)], rows=lines)
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("model", "pattern", "contender", "seed"))
+def _quality(row: Row | None) -> str:
+    return "" if row is None else number(row["test"], ".2f" if float(row["test"]) < 1e4 else ",.0f")
+
+
+def _rate(row: Row) -> str:
+    return f"{row['lr']:g}: " + (f"{row['validation']:.2f}" if "test" in row else "broke down")
 
 
 def _grouped(rows: Sequence[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:

@@ -184,21 +184,34 @@ def _result(experiment, rows):
 
 
 def test_recovery_shows_each_contender_with_the_rate_that_the_validation_text_chose():
-    base = {"model": "tiny", "seed": 0, "tokens": 2_000_000, "tokens_per_second": 1000.0}
-    one = {"model": "tiny", "seed": 0, "contender": "one-shot"}
-    runs = [("adamw", "0.6", 1e-4, 9.0, 8.0), ("adamw", "0.6", 1e-3, 7.0, 8.5), ("adamw", "2:4", 1e-3, 6.0, 6.5)]
-    rows = [
-        {**one, "pattern": "0", "method": "dense", "test": 5.0, "validation": 5.0},
-        {**one, "pattern": "0.6", "method": "wanda", "test": 50.0, "validation": 50.0},
-        {**one, "pattern": "2:4", "method": "wanda", "test": 40.0, "validation": 40.0},
-        *(dict(base, contender=c, pattern=p, lr=lr, validation=v, test=t) for c, p, lr, v, t in runs),
-        {**base, "contender": "horst", "pattern": "0.6", "lr": 1.0, "failed": "the loss is nan"},
+    common = {"model": "tiny", "seed": 0}
+    pruned = [
+        {**common, "contender": "one-shot", "pattern": "0", "method": "dense", "test": 20.0},
+        {**common, "contender": "one-shot", "pattern": "0.6", "method": "sparsegpt", "test": 60.0},
+        {**common, "contender": "one-shot", "pattern": "2:4", "method": "sparsegpt", "test": 30.0},
     ]
-    main, tried = benchmark_tables.recovery_tables([_result("bench_sparsify", rows)])
-    assert main.column("perplexity") == ["5.00", "50.00", "8.50", "40.00", "6.50"]
-    assert main.column("lr") == ["", "", "0.001", "", "0.001"]
-    assert main.column("zeros") == ["0%", "60%", "60%", "2:4", "2:4"]
-    assert tried.column("validation") == ["9.00", "7.00", "6.00", "broke down"]
+    trained = [
+        {
+            **common,
+            "contender": "horst",
+            "tokens": 5e6,
+            "pattern": pattern,
+            "lr": lr,
+            "validation": judged,
+            "test": test,
+        }
+        for pattern, lr, judged, test in [("0.6", 1e-4, 9.0, 29.0), ("0.6", 1e-3, 8.0, 30.0), ("2:4", 1e-3, 7.0, 21.0)]
+    ]
+    broken = {**common, "contender": "horst", "pattern": "0.6", "lr": 1.0, "failed": "the loss is nan"}
+    table, tried = benchmark_tables.recovery_tables([_result("bench_sparsify", [*pruned, *trained, broken])])
+    assert table.columns == ["tiny, perplexity after 5.0 M tokens, one seed", "lr", "2:4", "60%"]
+    assert table.rows == [
+        ["dense", "", "20.00", "20.00"],
+        ["SparseGPT, not trained", "", "30.00", "60.00"],
+        ["HORST", "0.001", "21.00", "30.00"],
+        ["won back by HORST", "", "90%", "75%"],
+    ]
+    assert tried.rows == [["tiny", "60%", "HORST", "0.0001: 9.00, 0.001: 8.00, 1: broke down"]]
     assert benchmark_tables.recovery_tables([]) == ["Not measured yet."]
 
 

@@ -58,7 +58,7 @@ class Options:
     """Length of SAM's ascent step with --train admm (SAFE): 2e-4 on text, 0.1 on images; 0 for none."""
     optimizer: Literal["horst", "adamw", "adams"] = "horst"
     """Optimizer of the training; adams is for --train cast, and for nothing else."""
-    lr: float = 1e-4
+    lr: float = 3e-4
     """Peak of the learning rate."""
     weight_decay: float = 0.0
     """Decoupled weight decay of the matrices."""

@@ -81,7 +81,7 @@ class SparsifyConfig:
     refresh_every: int | None = None
     sam_radius: float = 0.0
     optimizer: OptimizerName = "horst"
-    lr: float = 1e-4
+    lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     alpha: Alpha = option(5.0, read_by=("horst",))
