@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import math
 import pathlib
 import time
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "horst": {"stages": ()},
     "horst-auto": {"alpha": "auto", "stages": ()},
     "horst-stages": {},
-    "horst-l1": {"l1": 0.01},
+    "horst-l1": {},  # l1 by the rule for the number of steps
     "refresh": {"train": "refresh", "stages": ()},
     "admm": {"train": "admm", "optimizer": "adamw"},
     "ast": {"train": "ast", "optimizer": "adamw"},
@@ -140,6 +141,9 @@ class Benchmark:
     def _train(self, contender: str, pattern: str, lr: float) -> float:
         arguments, start = self.arguments, time.perf_counter()
         settings = {**_amount(pattern), **CONTENDERS[contender]}
+        if contender == "horst-l1":
+            steps = max(1, arguments.tokens // (arguments.batch * arguments.context))
+            settings["l1"] = round(1.2 / math.sqrt(steps), 3)
         precision = "bf16" if self.device.type == "cuda" else "float32"
         config = SparsifyConfig(
             **settings, lr=lr, tokens=arguments.tokens, batch_size=arguments.batch, samples=arguments.samples,

@@ -261,7 +261,7 @@ def sizes_of_seeds_table(results: Sequence[Result]) -> Table:
 
 
 _TRAINED_BY = {
-    "adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST, l1 0.01, in stages", "horst-stages": "HORST, in stages",
+    "adamw": "AdamW", "horst": "HORST", "horst-l1": "HORST, l1, in stages", "horst-stages": "HORST, in stages",
     "ast": "AST", "cast": "CAST", "admm": "ADMM", "dense": "dense, trained further",
 }  # fmt: skip
 _METHODS = {"magnitude": "magnitude", "wanda": "Wanda", "sparsegpt": "SparseGPT"}
@@ -317,7 +317,9 @@ def _recovery_of_a_model(name: str, rows: Sequence[Row]) -> Table:
     for contender in contenders:
         own = {pattern: best.get((contender, pattern)) for pattern in patterns}
         rates = {f"{row['lr']:g}" for row in own.values() if row is not None}
-        lines.append([_TRAINED_BY[contender], ", ".join(sorted(rates)), *map(_quality, own.values())])
+        starts_pruned = contender not in ("ast", "cast", "admm")
+        words = f"SparseGPT, then {_TRAINED_BY[contender]}" if starts_pruned else _TRAINED_BY[contender]
+        lines.append([words, ", ".join(sorted(rates)), *map(_quality, own.values())])
     for contender in contenders:
         shares = []
         for pattern in patterns:
@@ -330,7 +332,7 @@ def _recovery_of_a_model(name: str, rows: Sequence[Row]) -> Table:
 
 
 def _quality(row: Row | None) -> str:
-    return "" if row is None else number(row["test"], ".2f" if float(row["test"]) < 1e4 else ",.0f")
+    return "" if row is None else number(row["test"], ".2f" if float(row["test"]) < 1e3 else ",.0f")
 
 
 def _rate(row: Row) -> str:

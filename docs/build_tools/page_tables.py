@@ -318,7 +318,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "generate_cpu": (BENCH("generate_cpu"), benchmark_tables.generate_cpu_table),
     "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
     # these may not have been run
-    "recovery": (("benchmarks/results/recovery_*.json",), benchmark_tables.recovery_tables),
+    "recovery": (
+        ("benchmarks/results/recovery_smollm2*.json", "benchmarks/results/recovery_gpt2*.json"),
+        benchmark_tables.recovery_tables,
+    ),
     "sentence_embeddings": (
         ("benchmarks/results/sentence_embeddings_*.json",),
         benchmark_tables.sentence_embeddings_table,

@@ -208,7 +208,7 @@ def test_recovery_shows_each_contender_with_the_rate_that_the_validation_text_ch
     assert table.rows == [
         ["dense", "", "20.00", "20.00"],
         ["SparseGPT, not trained", "", "30.00", "60.00"],
-        ["HORST", "0.001", "21.00", "30.00"],
+        ["SparseGPT, then HORST", "0.001", "21.00", "30.00"],
         ["won back by HORST", "", "90%", "75%"],
     ]
     assert tried.rows == [["tiny", "60%", "HORST", "0.0001: 9.00, 0.001: 8.00, 1: broke down"]]
