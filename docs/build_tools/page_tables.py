@@ -209,6 +209,7 @@ DEIT_EARLIER = files(
 
 # They may not have been run; then the page says so, and there is no figure.
 COMPARE_LANGUAGE, COMPARE_VISION = ((f"{RESULTS}/compare_{name}*.json",) for name in ("language", "vision"))
+RECOVERY = tuple(f"benchmarks/results/recovery_{name}*.json" for name in ("smollm2", "gpt2"))
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Name of the marker on a page -> result files and the function that writes its block.
@@ -318,10 +319,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "generate_cpu": (BENCH("generate_cpu"), benchmark_tables.generate_cpu_table),
     "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
     # these may not have been run
-    "recovery": (
-        ("benchmarks/results/recovery_smollm2*.json", "benchmarks/results/recovery_gpt2*.json"),
-        benchmark_tables.recovery_tables,
-    ),
+    "recovery": (RECOVERY, benchmark_tables.recovery_tables),
     "sentence_embeddings": (
         ("benchmarks/results/sentence_embeddings_*.json",),
         benchmark_tables.sentence_embeddings_table,
