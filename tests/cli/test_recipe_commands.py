@@ -381,7 +381,8 @@ def test_every_recipe_shows_its_options(horst):
 
 def torchrun(*words):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "-m", "horst.cli", *map(str, words)]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command += [pathlib.Path(__file__).parents[1] / "leave_at_once.py", "horst.cli", *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
