@@ -1,5 +1,6 @@
 """The commands that need no model of yours, and what all commands share."""
 
+import errno
 import importlib.metadata
 import io
 import json
@@ -12,10 +13,13 @@ import sys
 import typing
 
 import pytest
+import rich.progress
+import rich.status
 
 import horst as package
 from horst import cli
-from horst.cli import COMMANDS, prune
+from horst.cli import COMMANDS, progress, prune
+from horst.cli.destination import Stopped
 from horst.cli.output import number, table
 from horst.export.forms import FORMS
 from horst.lab.baselines.contenders import Name
@@ -101,6 +105,22 @@ def test_bench_gives_no_time_for_wrong_results(horst, monkeypatch):
     assert found.code == 2
     assert "foreach" in found.err
     assert found.out == ""
+
+
+@pytest.mark.parametrize("show", [lambda: progress.bar("batches", 3), lambda: progress.spinner("reading")])
+def test_a_terminal_that_is_closed_does_not_hide_how_a_command_ended(show, monkeypatch):
+    def fail_after(stop):
+        def failing(self):
+            stop(self)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        return failing
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for display in (rich.progress.Progress, rich.status.Status):
+        monkeypatch.setattr(display, "stop", fail_after(display.stop))
+    with pytest.raises(Stopped), show():
+        raise Stopped(signal.SIGHUP, "unfinished output is removed.")
 
 
 def test_in_a_terminal_there_are_rules_and_bars(gpt2, texts, monkeypatch, capsys):

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import errno
+import io
 import json
 import os
 import pathlib
@@ -10,10 +12,11 @@ import signal
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from horst.cli import sweep
+from horst.cli import main, sweep
 from horst.lab.experiments.recipes import RECIPES, Recipe
 from horst.lab.experiments.result import Result
 from horst.training import checkpoint
@@ -159,16 +162,20 @@ def test_a_signal_to_a_sweep_stops_its_jobs_which_save_first(number, code):
     pathlib.Path("logs").mkdir()
     os.mkfifo("logs/table6-seed0-adamw.log")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, start_new_session=True) as sweeping:
+    with ThreadPoolExecutor() as readers, subprocess.Popen(command, **pipes, start_new_session=True) as sweeping:
         try:
             with open("logs/table6-seed0-adamw.log") as log:
                 assert any(line.startswith("adamw, step 3") for line in log)
+                # Read on: a job whose pipe is full waits for a reader and never comes to its checkpoint.
+                reading = readers.submit(log.read)
                 sweeping.send_signal(number)
                 _, said = sweeping.communicate(timeout=120)  # until no process is left that could write
-                assert "saves and stops" in log.read()
+                logged = reading.result()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(sweeping.pid, signal.SIGKILL)
+    assert "SIGTERM: the run saves and stops." in logged
+    assert "Traceback" not in logged
     assert sweeping.returncode == code
     assert "horst sweep: stopped" in said
     assert "Traceback" not in said
@@ -176,6 +183,39 @@ def test_a_signal_to_a_sweep_stops_its_jobs_which_save_first(number, code):
     assert checkpoint.complete(directory / "checkpoints")
     assert not (directory / "outcome.json").exists()
     assert [path.name for path in pathlib.Path("logs").iterdir()] == ["table6-seed0-adamw.log"], "another was begun"
+
+
+class HungUp(io.StringIO):
+    """A stderr whose terminal, or ``| tee`` in it, is gone after a line with ``words``; SIGHUP comes a line later."""
+
+    def __init__(self, words, error):
+        super().__init__()
+        self.words, self.error, self.refused = words, error, 0
+
+    def write(self, text):
+        if self.words not in self.getvalue():
+            return super().write(text)
+        self.refused += 1
+        if self.refused == 2:
+            os.kill(os.getpid(), signal.SIGHUP)
+        raise self.error
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.EIO, os.strerror(errno.EIO))])
+def test_a_run_whose_terminal_is_closed_saves_and_ends_with_the_signals_code(error):
+    words = ["run", "table6", *TINY, "--steps", 8, "--checkpoint-every", "None", "--log-every", 1]
+    words += ["--optimizers", "adamw", "--directory", "runs/mine"]
+    handler = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("the run had no handler of its own"))
+    try:
+        with contextlib.redirect_stderr(HungUp("step 3 of", error)) as stderr:
+            assert main(list(map(str, words))) == 129
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+    assert stderr.refused > 2
+    (directory,) = pathlib.Path("runs/mine").iterdir()
+    (saved,) = checkpoint.complete(directory / "checkpoints")
+    assert saved.name == "step-00000005"
 
 
 @pytest.mark.usefixtures("tokens")
@@ -381,7 +421,8 @@ def test_every_recipe_shows_its_options(horst):
 
 def torchrun(*words):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "-m", "horst.cli", *map(str, words)]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command += [pathlib.Path(__file__).parents[1] / "leave_at_once.py", "horst.cli", *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -172,7 +172,7 @@ def test_peft_lora(capsys):
 def test_fsdp2_torchrun(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, str(FOLDER / "fsdp2_torchrun.py")],
+        [*command, str(pathlib.Path(__file__).parents[1] / "leave_at_once.py"), str(FOLDER / "fsdp2_torchrun.py")],
         capture_output=True,
         text=True,
         check=False,

@@ -66,6 +66,7 @@ def runs(tmp_path_factory):
     runs.together("acdc-fsdp-then-fsdp", kind="fsdp", begin="acdc-fsdp")
     runs.together("stopped", patch="signal_to_rank_1")
     runs.together("stopped-then-ddp", begin="stopped", at=8)
+    runs.together("stopped-last", patch="signal_to_rank_1_in_the_last_evaluation")
     runs.together("full", begin="acdc-ddp", patch="full_disk_at_rank_1")
     runs.together("no-metrics", begin="acdc-ddp", patch="no_metrics_at_rank_0")
     runs.together("no-tensorboard", patch="no_tensorboard_at_rank_0")
@@ -166,6 +167,14 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(runs):
     for name, weight in final(runs / "stopped-then-ddp")["weights"].items():
         assert torch.equal(weight, final(runs / "acdc-ddp")["weights"][name])
     assert read_metrics(runs / "stopped-then-ddp") == read_metrics(runs / "acdc-ddp")
+
+
+def test_a_signal_to_one_rank_in_the_last_evaluation_stops_all(runs):
+    errors = [json.loads((runs / "stopped-last" / f"error{rank}.json").read_text()) for rank in (0, 1)]
+    assert errors[0] == errors[1]
+    assert errors[0]["type"] == "Interrupted"
+    assert errors[0]["text"].startswith("stopped after step 30")
+    assert read_metrics(runs / "stopped-last") == read_metrics(runs / "acdc-ddp")
 
 
 def test_a_full_disk_at_one_rank_stops_all_and_leaves_the_last_good_checkpoint(runs):

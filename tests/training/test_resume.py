@@ -1,6 +1,9 @@
 """A run that is stopped and resumed equals the run that never was, bit for bit: weights and metrics."""
 
+import contextlib
 import dataclasses
+import errno
+import io
 import json
 import os
 import shutil
@@ -12,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_runs import CONFIG, equal, read_metrics, signal_at, toy_run
+from toy_runs import CONFIG, ToyData, equal, read_metrics, signal_at, toy_run
 
+from horst.cli.progress import logging_to_stderr
 from horst.training import Interrupted
 from horst.training.interruption import StopRequest
 
@@ -129,6 +133,95 @@ toy_runs.toy_run(Path({str(tmp_path)!r}))
     assert (tmp_path / "checkpoints" / "step-00000003" / "checkpoint.json").exists()
 
 
+class SignalsWithin(io.RawIOBase):
+    """A log that gets a signal while a line with ``words`` is written to it."""
+
+    def __init__(self, words, number):
+        self.words, self.number, self.content = words, number, b""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        self.content += bytes(data)
+        if self.words in bytes(data):
+            self.words = b"never again"
+            os.kill(os.getpid(), self.number)
+        return len(data)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_within_a_line_of_the_log_saves_all_the_same(number, uninterrupted, tmp_path):
+    """A stream refuses a second writer within the first: what the signal says must wait for the line's end."""
+    raw = SignalsWithin(b"step 12 of 30", number)
+    stream = io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=True)
+    with contextlib.redirect_stderr(stream), logging_to_stderr(), pytest.raises(Interrupted) as caught:
+        toy_run(tmp_path)
+    assert caught.value.step == 12
+    assert raw.content.decode().splitlines()[-1] == f"{signal.Signals(number).name}: the run saves and stops."
+    weights, _ = toy_run(tmp_path)
+    assert equal(weights, uninterrupted[0])
+    assert read_metrics(tmp_path) == uninterrupted[1]
+
+
+def test_a_signal_saves_where_no_thread_is_left_to_say_so(tmp_path, monkeypatch):
+    def refuse(function, arguments):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    monkeypatch.setattr("toy_runs.ToyData", signal_at({7}, signal.SIGTERM))
+    with pytest.raises(Interrupted) as caught:
+        toy_run(tmp_path, dataclasses.replace(CONFIG, checkpoint_every=None))
+    assert caught.value.step == 7
+
+
+def test_a_signal_in_the_last_evaluation_stops_the_run_after_it(uninterrupted, tmp_path, monkeypatch):
+    """Else the caller would go on to its next run, until it is killed."""
+    evaluations = []
+
+    class Signalling(ToyData):
+        def batches(self, start):
+            if self.rows == 16:
+                evaluations.append(start)
+                if len(evaluations) == 10:  # of the average after step 30; those before are after steps 7, 14, 21, 28
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return super().batches(start)
+
+    monkeypatch.setattr("toy_runs.ToyData", Signalling)
+    config = dataclasses.replace(CONFIG, checkpoint_every=None)
+    with pytest.raises(Interrupted) as caught:
+        toy_run(tmp_path, config)
+    assert caught.value.checkpoint == tmp_path / "checkpoints" / "step-00000030"
+    weights, result = toy_run(tmp_path, config)
+    assert len(evaluations) == 10, "it was evaluated again"
+    assert result.step == 30
+    assert equal(weights, uninterrupted[0])
+    assert read_metrics(tmp_path) == uninterrupted[1]
+
+
+@pytest.fixture
+def noted():
+    """Signals that nobody has answered."""
+    found = []
+    handlers = {n: signal.signal(n, lambda number, _: found.append(number)) for n in (signal.SIGTERM, signal.SIGINT)}
+    yield found
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("error", "passed_on"), [(None, True), (ValueError, True), (SystemExit, False), (KeyboardInterrupt, False)]
+)
+def test_a_signal_that_nobody_answered_is_passed_on(error, passed_on, noted):
+    with contextlib.suppress(error or ()), StopRequest():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not noted
+        if error is not None:
+            raise error
+    assert noted == [signal.SIGTERM] * passed_on
+
+
+@pytest.mark.usefixtures("noted")
 def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
@@ -140,6 +233,36 @@ def test_a_second_ctrl_c_ends_at_once_but_not_under_torchrun(monkeypatch):
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal == signal.SIGINT
+
+
+class ClosedTerminal:
+    """What rich shows in a terminal that is closed."""
+
+    def fail(self, *args, **options):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    print = stop = fail
+
+    @property
+    def console(self):
+        return self
+
+    def start(self):
+        pass
+
+    def add_task(self, *args, **options):
+        pass
+
+    update = add_task
+
+
+def test_a_terminal_that_is_closed_does_not_keep_a_run_from_saving(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("horst.training.progress._make_bar", ClosedTerminal)
+    monkeypatch.setattr("toy_runs.ToyData", signal_at({8}, signal.SIGHUP))  # step 7 is evaluated, which is shown
+    with pytest.raises(Interrupted) as caught:
+        toy_run(tmp_path)
+    assert (caught.value.step, caught.value.code) == (8, 129)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import io
@@ -30,10 +31,14 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def write(text: str, stream: TextIO | None = None) -> None:
-    """A line to stdout or to ``stream``; what its encoding cannot express (a name that is no UTF-8) is escaped."""
+    """A line to stdout or to ``stream``; what its encoding cannot express (a name that is no UTF-8) is escaped.
+
+    A stderr that is gone is no error. It carries remarks, and a run whose terminal was closed has a checkpoint to save.
+    """
     stream = sys.stdout if stream is None else stream
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    with contextlib.suppress(OSError) if stream is sys.stderr else contextlib.nullcontext():
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def write_json(value: Any) -> None:

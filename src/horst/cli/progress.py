@@ -85,7 +85,7 @@ def bar(what: str, total: int, *, lines: bool = True) -> Iterator[Callable[[int]
         yield tell
         return
     console = load_extra("rich.console").Console(stderr=True)
-    with load_extra("rich.progress").Progress(console=console, transient=True) as shown:
+    with _shown(load_extra("rich.progress").Progress(console=console, transient=True)) as shown:
         task = shown.add_task(what, total=total)
         yield lambda done: shown.update(task, completed=done)
 
@@ -99,13 +99,24 @@ def spinner(what: str, *, line: bool = False) -> Iterator[None]:
         yield
         return
     console = load_extra("rich.console").Console(stderr=True)
-    with console.status(what) as status:
+    with _shown(console.status(what)) as status:
         handler = _ToStatus(what, status)
         logging.getLogger("horst").addHandler(handler)
         try:
             yield
         finally:
             logging.getLogger("horst").removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _shown(display: Any) -> Iterator[Any]:
+    """A display of rich for as long as the block runs. A terminal that was closed must not hide how the block ended."""
+    display.start()
+    try:
+        yield display
+    finally:
+        with contextlib.suppress(OSError):
+            display.stop()
 
 
 class _ToStderr(logging.Handler):

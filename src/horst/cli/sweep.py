@@ -151,10 +151,10 @@ def _here(options: Any, cells: dict[str, Any]) -> Generator[_Done, None, None]:
                     yield running.pop(cast(int, ended)).outcome()
         finally:
             _end(running.values())
-    if stop.signal:
-        raise Stopped(
-            stop.signal, "a run that was in training has saved its state. The same command does what is missing."
-        )
+        if stop.signal:
+            raise Stopped(
+                stop.signal, "a run that was in training has saved its state. The same command does what is missing."
+            )
 
 
 def _end(jobs: Collection[_Job]) -> None:

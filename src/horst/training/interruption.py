@@ -5,6 +5,7 @@ Several ranks leave after the same step, which they must agree on.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import pathlib
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # The longest that a signal waits for the other ranks: torchrun kills 30 s after it, and saving needs time, too.
 AGREE_SECONDS = 5.0
+# The longest that leaving waits until the log has said why: a pipe may be full, and its reader gone.
+ANNOUNCE_SECONDS = 10.0
 #: Signals that ask a process to end; Windows has no SIGHUP.
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -46,20 +49,26 @@ class Interrupted(SystemExit):
 class StopRequest:
     """Notes SIGTERM, SIGHUP and SIGINT instead of dying of them; the handlers are put back on leaving.
 
+    The block answers a signal by leaving with a ``SystemExit``, as :class:`Interrupted` is one. If it returns, or fails
+    with an error that the caller may handle, the signal is passed on to the handler that was there before.
+
     Example:
-        >>> with StopRequest() as stop:
+        >>> import contextlib
+        >>> with contextlib.suppress(SystemExit), StopRequest() as stop:
         ...     os.kill(os.getpid(), signal.SIGTERM)
-        ...     print(stop.signal == signal.SIGTERM)
+        ...     raise SystemExit(128 + stop.signal)
+        >>> stop.signal == signal.SIGTERM
         True
     """
 
     def __init__(self) -> None:
         self.signal = 0  # none yet
         self._previous: dict[int, Any] = {}
+        self._announcing = threading.Lock()
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            for number in (*STOPPING, signal.SIGINT):
+            for number in (signal.SIGINT, *STOPPING):  # the one that would raise here, and skip __exit__, first
                 if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
                     self._previous[number] = signal.signal(number, self._note)
         return self
@@ -67,14 +76,31 @@ class StopRequest:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        # While the log still goes where the caller sent it; not for ever, if nobody reads it.
+        self._announcing.acquire(timeout=ANNOUNCE_SECONDS)
+        if self.signal and (kind is None or issubclass(kind, Exception)):
+            signal.raise_signal(self.signal)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.signal:
             self.signal = number
-            logger.warning("%s: the run saves and stops.", signal.Signals(number).name)
+            # The handler may have cut into a line on its way to the log, and a stream refuses a second writer within
+            # the first: the error would end the run before it has saved. Another thread waits until the line is out.
+            # Not one of threading, whose locks the main thread may hold just now.
+            self._announcing.acquire(blocking=False)
+            try:
+                _thread.start_new_thread(self._announce, ())
+            except RuntimeError:  # the system has no thread left; the run saves all the same
+                self._announcing.release()
         # Under torchrun a signal arrives twice, from the terminal or scheduler and passed on by torchrun.
         elif number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
             raise KeyboardInterrupt
+
+    def _announce(self) -> None:
+        try:
+            logger.warning("%s: the run saves and stops.", signal.Signals(self.signal).name)
+        finally:
+            self._announcing.release()
 
 
 class AgreedStop:
@@ -101,11 +127,16 @@ class AgreedStop:
         self._compared, self._next = step, step
         self._began = time.perf_counter()
 
-    def signal_after(self, step: int) -> int:
-        """The signal to stop for after ``step``, or 0. Every rank asks after every step."""
+    def signal_after(self, step: int, *, last: bool = False) -> int:
+        """The signal to stop for after ``step``, or 0. Every rank asks after every step.
+
+        Args:
+            step: Steps that are done.
+            last: Whether nobody asks again: the ranks then compare at once.
+        """
         if world_size() == 1:
             return self._request.signal
-        if step >= self._next:
+        if last or step >= self._next:
             self._compare(step)
         return self._signal
 

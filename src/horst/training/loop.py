@@ -89,6 +89,9 @@ def train(
             if run.checkpoint_is_due:
                 run.save()
             if run.step == steps:
+                # The last evaluation may have taken minutes. A signal in it must not be lost: the caller would go on.
+                if signal := run.stop.signal_after(run.step, last=True):
+                    raise Interrupted(signal, run.step, run.save())
                 return run.result()
             if (batch := next(batches, None)) is None:
                 raise ValueError(f"the training batches ended after step {run.step} of {steps}; they must not.")

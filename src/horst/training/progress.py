@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 class ProgressBar:
     """Steps done, loss, tokens or images per second, time left.
 
-    In a terminal (and with rich installed) a bar, else a line through ``logging`` at each update.
+    In a terminal (and with rich installed) a bar, else a line through ``logging`` at each update. A terminal that is
+    closed is no error: the run has a checkpoint to save.
 
     Args:
         steps: Steps of the whole run.
@@ -47,7 +48,8 @@ class ProgressBar:
     def say(self, message: str) -> None:
         """A line above the bar, or in the log."""
         if self._bar is not None:
-            self._bar.console.print(message, highlight=False, markup=False)
+            with contextlib.suppress(OSError):
+                self._bar.console.print(message, highlight=False, markup=False)
         elif self.shown:
             logger.info(message)
 
@@ -56,7 +58,8 @@ class ProgressBar:
 
     def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):
+                self._bar.stop()
 
 
 class Stopwatch:
