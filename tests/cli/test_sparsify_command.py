@@ -36,6 +36,34 @@ def test_a_language_model_goes_through_all_stages(horst, gpt2, texts):
     assert os.listdir() == ["sparse"]
 
 
+@pytest.mark.parametrize("train", ["fixed", "refresh", "admm", "ast", "cast"])
+def test_every_way_to_train_writes_a_model_and_a_page(horst, gpt2, texts, train):
+    more = ["--optimizer", "adams"] if train == "cast" else []
+    found = horst(
+        "sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.5, "--out", "sparse", "--train", train,
+        "--steps", 12, "--batch-size", 4, "--context", 32, *more,
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    starts_dense = train in ("admm", "ast", "cast")
+    stages = [row["stage"] for row in json.loads(pathlib.Path("sparse/sparsify.json").read_text())["rows"]]
+    assert stages == (["dense", "trained"] if starts_dense else ["dense", "pruned", "trained"])
+    for weight in pruned_weights("sparse").values():
+        assert int((weight == 0).sum()) == weight.numel() // 2
+    assert "Perplexity while training" in pathlib.Path("sparse/sparsify.html").read_text()
+
+
+def test_a_page_that_cannot_be_drawn_does_not_lose_the_model(horst, gpt2, texts, monkeypatch):
+    def fails(*_):
+        raise ZeroDivisionError("no ink")
+
+    monkeypatch.setattr("horst.lab.report.html.build", fails)
+    found = horst("sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.5, "--out", "sparse", *QUICK)
+    assert found.code == 0, found.err
+    assert "the page could not be drawn: ZeroDivisionError: no ink. The model is saved." in found.err
+    assert "sparsify.html" not in found.out
+    assert len(pruned_weights("sparse")) == 12
+
+
 def test_two_of_four_and_the_sparse_file(horst, gpt2, texts, tmp_path):
     words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--pattern", "2:4", "--out", tmp_path / "sparse"]
     assert horst(*words, "--sparse", *QUICK).code == 0

@@ -240,7 +240,8 @@ def _finish(options: Options, loaded: LoadedModel, result: Result, out: Path, st
         if options.json:
             write_json({"out": str(out), "rows": result.rows, "layers": result.curves["layers"]})
         else:
-            write(f"{table(stages_table(result).records())}\n{words(result)}\n-> {out}, {out / PAGE}")
+            page = f", {out / PAGE}" if (out / PAGE).exists() else ""
+            write(f"{table(stages_table(result).records())}\n{words(result)}\n-> {out}{page}")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -264,4 +265,8 @@ def _save(options: Options, loaded: LoadedModel, result: Result, out: Path) -> N
 
     with replaced(out, options.overwrite) as directory:
         loaded.save(directory, sparse=options.sparse)
-        html.build([result.save(directory / RECORD)], directory / PAGE)
+        record = result.save(directory / RECORD)
+        try:
+            html.build([record], directory / PAGE)
+        except Exception as error:  # hours of training are not lost for a drawing
+            write(f"the page could not be drawn: {type(error).__name__}: {error}. The model is saved.", sys.stderr)

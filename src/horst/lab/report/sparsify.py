@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from horst.lab.experiments.result import Result
@@ -68,6 +69,7 @@ def words(result: Result) -> str:
         'Perplexity 20 dense, 22 with 50 % zeros; 30 before training, so 80 % of the loss is won back.'
     """
     metric, more = result.curves["metric"], result.curves["higher_is_better"]
+    # The row before the last is the pruned model, or the dense one where training starts from it.
     dense, pruned, trained = (result.rows[place][metric] for place in (0, -2, -1))
     share = result.rows[-1]["sparsity_of_pruned_layers"]
     text = f"{NAMES.get(metric, metric)} {dense:.4g} dense, {trained:.4g} with {100 * share:.3g} % zeros"
@@ -86,9 +88,9 @@ def draw_curve(result: Result) -> Any:
     metric = result.curves["metric"]
     figure, axes = new_figure(1, 1, figsize=(6.4, 3.8))
     before = 0
-    trained = [row for row in result.rows if row["stage"] == "trained"]
-    pruned = [row for row in result.rows if row["stage"] == "pruned"]
-    for row, start, lines in zip(trained, pruned, result.curves["training"], strict=True):
+    # A training starts from the row before it: the pruned model, or the dense one where the method goes from there.
+    trained = [(start, row) for start, row in pairwise(result.rows) if row["stage"] == "trained"]
+    for (start, row), lines in zip(trained, result.curves["training"], strict=True):
         points = [(line["step"], line[f"eval_{metric}"]) for line in lines if f"eval_{metric}" in line]
         points = [(0, start[metric]), *points]
         axes.plot(
