@@ -123,8 +123,12 @@ class SparsityCallback(TrainerCallback):
         if self.sparsifier is not None:
             self.sparsifier.close()
 
+    def folder(self, args: TrainingArguments, step: int) -> Path:
+        """The checkpoint that is resumed."""
+        return Path(self.resume_from or Path(args.output_dir or ".") / f"checkpoint-{step}")
+
     def _load(self, args: TrainingArguments, step: int) -> dict[str, Any]:
-        folder = Path(self.resume_from or Path(args.output_dir or ".") / f"checkpoint-{step}")
+        folder = self.folder(args, step)
         for name in (f"sparsifier-{args.process_index}.pt", "sparsifier.pt"):
             if (folder / name).exists():
                 loaded: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)

@@ -13,7 +13,7 @@ from horst.sparsity.layers import Layer
 from horst.sparsity.masks import NM, Block
 from horst.sparsity.selection import exact_floor
 
-__all__ = ["NotSparse", "check_sparse"]
+__all__ = ["NotSparse", "check_sparse", "zeros_of"]
 
 
 class NotSparse(RuntimeError):
@@ -63,6 +63,23 @@ def check_sparse(
             f"{f'; and {len(problems) - 4} more' if len(problems) > 4 else ''}. Did something else change its weights?"
         )
     return found
+
+
+@torch.no_grad()
+def zeros_of(layers: Sequence[Layer]) -> float:
+    """Share of the weights of some layers that are zero, over all ranks.
+
+    Example:
+        >>> from torch import nn
+        >>> from horst.sparsity import find_layers
+        >>> model = nn.Linear(2, 2)
+        >>> model.weight.data = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> zeros_of(find_layers(model, "all"))
+        0.5
+    """
+    params = [layer.param for layer in layers]
+    kept = [sum_over_ranks(local_shard(p).count_nonzero(), Shard.of(p).group) for p in params]
+    return 1 - sum(map(int, kept)) / sum(p.numel() for p in params)
 
 
 def _lack(layer: Layer, weight: Tensor, shard: Shard, pattern: Block | NM, sparsity: float) -> str:
