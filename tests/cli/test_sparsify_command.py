@@ -1,5 +1,6 @@
 """``horst sparsify``: real models through all stages; bad calls end in one line and leave nothing."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -77,9 +78,9 @@ def test_two_of_four_and_the_sparse_file(horst, gpt2, texts, tmp_path):
     assert horst(*words, "--overwrite", *QUICK).code == 0  # the page is one of the files that horst wrote
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(horst, gpt2, texts, tmp_path, monkeypatch):
-    words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.5, "--eval-every", 4, *QUICK]
-    assert horst(*words, "--out", tmp_path / "whole").code == 0
+@pytest.fixture
+def stopped_once(monkeypatch):
+    """The first run is sent SIGTERM at its fourth evaluation: dense, pruned, step 4, step 8."""
     whole, calls = recovery_data.read_data, []
 
     def stopping(*args, **options):
@@ -87,23 +88,50 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(horst, gpt2, texts, tmp
 
         def evaluate(model):
             calls.append(1)
-            if len(calls) == 4:  # dense, pruned, step 4, step 8
+            if len(calls) == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
             return data.evaluate(model)
 
-        return recovery_data.dataclasses.replace(data, evaluate=evaluate)
+        return dataclasses.replace(data, evaluate=evaluate)
 
     monkeypatch.setattr(recovery_data, "read_data", stopping)
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(horst, gpt2, texts, tmp_path, stopped_once):
+    words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.5, "--eval-every", 4, *QUICK]
     stopped = horst(*words, "--out", tmp_path / "other")
     assert stopped.code == 143
     assert not (tmp_path / "other").exists()
-    monkeypatch.setattr(recovery_data, "read_data", whole)
-    resumed = horst(*words, "--out", tmp_path / "other")
+    resumed = horst(*words, "--out", tmp_path / "other", "--overwrite")  # which discards other runs only
     assert resumed.code == 0
-    assert "going on with the run" in resumed.err
+    assert f"going on with the run in {tmp_path / '.other.sparsify'}" in resumed.err
+    assert horst(*words, "--out", tmp_path / "whole").code == 0
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "other"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert sorted(os.listdir(tmp_path)) == ["here", "other", "whole"]
+
+
+def test_a_stopped_run_with_other_settings_is_refused_or_discarded(horst, gpt2, texts, stopped_once):
+    words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--eval-every", 4, "--out", "sparse", *QUICK]
+    assert horst(*words, "--sparsity", 0.5).code == 143
+    refused = horst(*words, "--sparsity", 0.6)
+    assert refused.code == 2
+    assert "going on" not in refused.err
+    assert (
+        ".sparse.sparsify holds an interrupted run: sparsity was 0.5, now 0.6. Give 0.5 to go on, another --out, or "
+        "--overwrite to begin anew." in refused.err
+    )
+    foreign = pathlib.Path(".sparse.sparsify/thesis.txt")
+    foreign.write_text("years of work")
+    kept = horst(*words, "--sparsity", 0.6, "--overwrite")
+    assert kept.code == 2
+    assert "holds thesis.txt, which horst did not write" in kept.err
+    assert foreign.exists()
+    foreign.unlink()
+    anew = horst(*words, "--sparsity", 0.6, "--overwrite")
+    assert anew.code == 0, anew.err
+    assert "60% zeros, trained" in anew.out
+    assert os.listdir() == ["sparse"]
 
 
 def test_an_encoder_learns_its_hidden_states(horst, texts, tmp_path):

@@ -107,7 +107,7 @@ class Options:
     device: str | None = None
     """Device to compute on; by default the GPU if there is one."""
     overwrite: bool = False
-    """Replace an existing directory, if horst made it."""
+    """Replace an existing directory, if horst made it; discard an interrupted run with other settings."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -142,10 +142,8 @@ def main(options: Options) -> None:
         state = out.with_name(f".{out.name}.sparsify")
         if world.rank == 0:
             write(data.about, sys.stderr)
-            if state.exists():
-                write(f"going on with the run in {state}", sys.stderr)
         loaded.model.to(world.device)
-        result = _run(loaded, teacher, data, config, state, world)
+        result = _run(options, loaded, teacher, data, config, state, world)
         _finish(options, loaded, result, out, state, world)
 
 
@@ -204,16 +202,33 @@ def _prepare(
 
 
 def _run(
-    loaded: LoadedModel, teacher: Any, data: RecoveryData, config: SparsifyConfig, state: Path, world: World
+    options: Options,
+    loaded: LoadedModel,
+    teacher: Any,
+    data: RecoveryData,
+    config: SparsifyConfig,
+    state: Path,
+    world: World,
 ) -> Result:
     """Make the model sparse; what was found, as every experiment records it."""
     from horst.lab.experiments.result import run_and_record
     from horst.recovery import sparsify
+    from horst.recovery.progress import AnotherRun
+    from horst.training.distributed import on_rank_0
+
+    settings = {"evaluate": data.evaluate, "teacher": teacher, "directory": state, "config": config}
 
     def body() -> Any:
-        report = sparsify(
-            loaded.model, data.train, evaluate=data.evaluate, teacher=teacher, directory=state, config=config
-        )
+        try:
+            report = sparsify(loaded.model, data.train, **settings)
+        except AnotherRun as other:  # found before anything is computed
+            if not options.overwrite:
+                raise FileExistsError(
+                    f"{state} holds an interrupted run: {other.words}. Give {other.back} to go on, another --out, or "
+                    "--overwrite to begin anew."
+                ) from other
+            on_rank_0(lambda: _discard(state))
+            report = sparsify(loaded.model, data.train, **settings)
         found = report.to_dict()
         curve = [_lines(state / f"stage-{number}" / "metrics.jsonl") for number in range(1, len(report.stages) + 1)]
         curves = {"layers": found["layers"], "training": curve, "metric": data.metric, "unit": found["unit"]}
@@ -225,6 +240,19 @@ def _run(
 
     about = f"{type(loaded.model).__name__} from {loaded.path.name}; {data.about}"
     return run_and_record("sparsify", config, body, str(world.device), setting=about)
+
+
+def _discard(state: Path) -> None:
+    """Delete what an interrupted run has left, and nothing else."""
+    from horst.recovery.progress import Progress
+
+    ours = re.compile(rf"stage-\d+|{re.escape(Progress.FILE)}|\..*")
+    if foreign := sorted(path.name for path in state.iterdir() if not ours.fullmatch(path.name)):
+        raise FileExistsError(
+            f"{state} holds {foreign[0]}, which horst did not write. Move it away, or choose another --out."
+        )
+    shutil.rmtree(state)
+    write(f"the interrupted run in {state} is discarded", sys.stderr)
 
 
 def _finish(options: Options, loaded: LoadedModel, result: Result, out: Path, state: Path, world: World) -> None:
