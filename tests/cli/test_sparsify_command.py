@@ -191,6 +191,40 @@ def test_an_image_model(horst, vit, tmp_path):
     assert all(layer["sparsity"] == pytest.approx(0.5, abs=1e-3) for layer in found.json["layers"])
 
 
+def test_no_zeros_and_more_zeros_than_asked_for_are_named(horst, gpt2, texts):
+    words = ["--data", texts / "text.jsonl", "--context", 32, "--batch-size", 4, "--steps", 2, "--method", "magnitude"]
+    none = horst("sparsify", gpt2, *words, "--sparsity", 0, "--out", "none")
+    assert none.code == 0, none.err
+    assert "0% zeros, pruned" in none.out
+    assert "dense zeros" not in none.out
+    assert horst("sparsify", gpt2, *words, "--sparsity", 0.7, "--stages", "--out", "more").code == 0
+    more = horst("sparsify", "more", *words, "--sparsity", 0.5, "--out", "half")
+    assert more.code == 0, more.err
+    assert "70 % of the weights to prune are zero already, more than the 50 % asked for" in more.err.replace(
+        "69.99", "70"
+    )
+    assert "with 70 % zeros (the model had more than the 50 % asked for)" in more.out
+    assert "zeros of all weights" in horst("eval", "half", "--data", texts / "held_out.txt").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parallel", "fsdp"], "--parallel fsdp divides the model among several processes, and there is one"),
+        (["--alpha", "7", "--optimizer", "adamw"], "alpha 7.0 is an option of HORST, and the optimizer is adamw"),
+        (["--samples", "999", "--method", "magnitude"], "--samples 999 has no effect with --method magnitude"),
+        (["--samples", "999", "--train", "admm"], "--samples 999 has no effect with --train admm"),
+        (["--method", "wanda", "--train", "ast"], "--method wanda has no effect with --train ast"),
+    ],
+)
+def test_options_without_effect_are_refused(horst, gpt2, texts, words, message):
+    found = horst("sparsify", gpt2, "--data", texts / "text.jsonl", "--sparsity", 0.5, "--out", "sparse", *words)
+    assert found.code == 2
+    assert message in found.err
+    assert len(found.err.splitlines()) == 1
+    assert os.listdir() == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

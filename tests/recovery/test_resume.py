@@ -171,7 +171,7 @@ def test_other_data_is_refused(tmp_path):
     model, data = make("plain")
     horst.sparsify(model, data, directory=tmp_path, **SETTINGS)
     model, data = make("plain")
-    with pytest.raises(CheckpointError, match="holds another run: the data is not the same. Give what it was begun"):
+    with pytest.raises(CheckpointError, match=r"holds another run: the data is not the same. Give what it was begun"):
         horst.sparsify(model, data.flip(0), directory=tmp_path, **SETTINGS)
 
 

@@ -127,6 +127,7 @@ def main(options: Options) -> None:
         "pattern": read_pattern(options.pattern),
         "tokens": _count(options.tokens),
     }
+    _refuse_without_effect(options)
     SparsifyConfig(**given)  # what cannot work is refused before anything is read
     amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
     out = options.out or beside(options.model, amount)
@@ -136,6 +137,11 @@ def main(options: Options) -> None:
     device = choose_device(options.device)
     with processes("cpu" if device.type == "cpu" else "auto") as world:
         world = dataclasses.replace(world, device=device) if world.size == 1 else world
+        if options.parallel == "fsdp" and world.size == 1:
+            raise ValueError(
+                "--parallel fsdp divides the model among several processes, and there is one. Start them with torchrun "
+                "--nproc-per-node 2 -m horst.cli sparsify ..., or leave --parallel out."
+            )
         loaded = load_model(options.model)
         teacher = None if options.teacher is None else load_model(options.teacher).model.to(world.device)
         data, config = _prepare(options, given, loaded, world)
@@ -145,6 +151,22 @@ def main(options: Options) -> None:
         loaded.model.to(world.device)
         result = _run(options, loaded, teacher, data, config, state, world)
         _finish(options, loaded, result, out, state, world)
+
+
+def _refuse_without_effect(options: Options) -> None:
+    """Options that another one makes meaningless."""
+    own_masks = options.train in ("admm", "ast", "cast")
+    if options.method != Options.method and own_masks:
+        raise ValueError(
+            f"--method {options.method} has no effect with --train {options.train}, which chooses by magnitude itself. "
+            "Leave --method out."
+        )
+    if options.samples is not None and (own_masks or options.method == "magnitude"):
+        chooser = f"--train {options.train}" if own_masks else "--method magnitude"
+        raise ValueError(
+            f"--samples {options.samples} has no effect with {chooser}, which needs no calibration. Leave it out, or "
+            "use --method sparsegpt or wanda with --train fixed or refresh."
+        )
 
 
 def _count(amount: str | None) -> int | None:
@@ -170,9 +192,10 @@ def _prepare(
     from horst.cli.texts import CPU_SAMPLES, SAMPLES
     from horst.recovery import SparsifyConfig
     from horst.training import LoopConfig
+    from horst.training.evaluate import usual_precision
 
     cpu = world.device.type == "cpu"
-    precision = options.precision or ("float32" if cpu else "bf16")
+    precision = options.precision or usual_precision(world.device)
     with spinner("reading the data"):
         data = read_data(
             options.data, options.eval_data, loaded, context=options.context, tokenizer=options.tokenizer,

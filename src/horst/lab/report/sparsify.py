@@ -9,7 +9,7 @@ from typing import Any
 from horst.lab.experiments.result import Result
 from horst.lab.report.document import Content, Figure
 from horst.lab.report.figures import new_figure
-from horst.lab.report.tables import Row, Table, level_name, number
+from horst.lab.report.tables import Row, Table, number
 
 NAMES = {
     "perplexity": "Perplexity",
@@ -73,6 +73,9 @@ def words(result: Result) -> str:
     dense, pruned, trained = (result.rows[place][metric] for place in (0, -2, -1))
     share = result.rows[-1]["sparsity_of_pruned_layers"]
     text = f"{NAMES.get(metric, metric)} {dense:.4g} dense, {trained:.4g} with {100 * share:.3g} % zeros"
+    asked = result.rows[-1]["sparsity"]
+    if share > asked + 0.005:
+        text += f" (the model had more than the {100 * asked:.3g} % asked for)"
     lost, left = (dense - value if more else value - dense for value in (pruned, trained))
     if left <= 0:
         # Not "has never seen": the model may have been pretrained on the same data.
@@ -95,7 +98,7 @@ def draw_curve(result: Result) -> Any:
         points = [(0, start[metric]), *points]
         axes.plot(
             [before + step for step, _ in points], [value for _, value in points], marker="o", markersize=3,
-            label=f"{level_name(row['sparsity'])} zeros",
+            label=f"{row['sparsity']:.0%} zeros",
         )  # fmt: skip
         before += row["steps"]
     axes.axhline(result.rows[0][metric], linestyle="--", color="0.4", label="dense")
@@ -108,7 +111,7 @@ def draw_curve(result: Result) -> Any:
 
 
 def _stage(row: Row) -> str:
-    return "dense" if row["stage"] == "dense" else f"{level_name(row['sparsity'])} zeros, {row['stage']}"
+    return "dense" if row["stage"] == "dense" else f"{row['sparsity']:.0%} zeros, {row['stage']}"
 
 
 def _numbers(row: Row, metrics: Sequence[str]) -> list[str]:
