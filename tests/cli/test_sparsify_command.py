@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 
 import pytest
@@ -259,3 +260,49 @@ def test_a_teacher_with_another_vocabulary_is_refused(horst, gpt2, texts, tmp_pa
     assert found.code == 2
     assert "300" in found.err
     assert not (tmp_path / "sparse").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sparsity", "70%"], "--sparsity must be a number in [0, 1), got '70%'. Write 0.7."),
+        (["--sparsity", "0.5", "--steps", "2.5"], "--steps must be a whole number, got '2.5'."),
+        (["--sparsity", "0.5", "--lr", "small"], "--lr must be a number, got 'small'."),
+        (["--sparsity", "0.5", "--batch-size", "2.5"], "--batch-size must be a whole number, got '2.5'."),
+        (
+            ["--pattern", "2/4"],
+            "--pattern must be N:M such as 2:4, or a block of rows x columns such as 4x4, got '2/4'.",
+        ),
+        (
+            ["--sparsity", "0.5", "--data", "short.tx"],
+            "no file short.tx. Did you mean short.txt? Text is a .txt, .jsonl",
+        ),
+        (["--sparsity", "0.5", "--data", "digits"], "digits are images, and this model reads text."),
+        (["--sparsity", "0.5", "--data", "short.txt"], "Give more text, or --context 3 or less."),
+        (["--sparsity", "0.5", "--data", "short.txt", "--eval-data", "short.txt"], "or --context 7 or less."),
+        (
+            ["--sparsity", "0.5", "--data", "other.jsonl"],
+            "line 1 has no field 'text' (it has 'content'). Rename the field",
+        ),
+        (["--sparsity", "0.5", "--out", "model"], "--out model is the model itself, which this command reads."),
+        (["--sparsity", "0.7", "--stages", "0.8"], "got 0.8. To reach 0.7 in two steps give the one stage 0.5."),
+    ],
+)
+def test_a_mistake_says_what_to_do_in_the_words_of_the_command_line(horst, gpt2, texts, words, message):
+    shutil.copytree(gpt2, "model")
+    pathlib.Path("short.txt").write_text("hello ")
+    pathlib.Path("other.jsonl").write_text('{"content": "hello"}\n')
+    data = [] if "--data" in words else ["--data", texts / "text.jsonl"]
+    found = horst("sparsify", "model", *data, *words)
+    assert found.code == 2
+    assert message in found.err
+    assert len(found.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("model", "fetched"), [("./my-lama", False), ("here/my-lama", False), ("owner/my-lama", True)])
+def test_only_a_name_of_the_hub_is_to_be_fetched(horst, texts, model, fetched):
+    pathlib.Path("here").mkdir()
+    found = horst("sparsify", model, "--data", texts / "text.jsonl", "--sparsity", 0.5)
+    assert "there is no model" in found.err
+    assert ("hf download owner/my-lama" in found.err) == fetched
+    assert ("hf download" in found.err) == fetched

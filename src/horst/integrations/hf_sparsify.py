@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horst.extras import how_to_install
 from horst.files import read_json, write_json
 from horst.integrations.hf import SparsityCallback
 from horst.pruning import prune
@@ -25,7 +26,7 @@ from horst.training.evaluate import IGNORED
 try:
     from transformers import Trainer
 except ImportError as error:
-    raise ImportError('horst.integrations.hf_sparsify needs transformers: pip install "horst-optim[hf]"') from error
+    raise ImportError(f"horst.integrations.hf_sparsify needs transformers; {how_to_install('hf')}") from error
 
 _CALL = "call horst.sparsify"
 _OPTIMIZER = "pass optimizer_cls_and_kwargs=horst.integrations.hf.horst(args, {}=...) or optimizers=(...)"
