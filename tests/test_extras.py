@@ -16,7 +16,7 @@ PYPROJECT = pathlib.Path(__file__).parents[1] / "pyproject.toml"
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.delitem(sys.modules, "scipy.optimize", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "horst-optim\[lab\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "\.\[lab\]"'):
         load_extra("scipy.optimize")
 
 

@@ -94,7 +94,7 @@ def test_a_command_of_the_lab_says_what_to_install_in_one_line(environment, tmp_
     done = python(environment, tmp_path, "-m", "horst.cli", *command.split())
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert 'pip install "horst-optim[lab]"' in line
+    assert 'from a checkout of horst: pip install ".[lab]"' in line
 
 
 def test_help_version_and_doctor_need_no_extra(environment, tmp_path):

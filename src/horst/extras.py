@@ -22,6 +22,16 @@ _PACKAGES = {
 EXTRA_OF = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 
 
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra; horst is not on PyPI yet.
+
+    Example:
+        >>> how_to_install("hf")
+        'from a checkout of horst: pip install ".[hf]"'
+    """
+    return f'from a checkout of horst: pip install ".[{extra}]"'
+
+
 def load_extra(name: str) -> Any:
     """Import a module of an optional package, or say how to install it.
 
@@ -40,6 +50,6 @@ def load_extra(name: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != package:
             raise  # the package is there, but something it needs is not
         raise ModuleNotFoundError(
-            f'{package} is needed here and not installed. Install the extra: pip install "horst-optim[{extra}]"',
+            f"{package} is needed here and not installed. Install the extra {how_to_install(extra)}",
             name=error.name,
         ) from error

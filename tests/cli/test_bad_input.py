@@ -101,7 +101,7 @@ def refused(found, *parts):
         (["prune", "GPT2", "--pattern", "2:5"], ["multiple", "5"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*"], ["--exclude * leaves nothing", "all 12 layers"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*.h.*"], ["--exclude *.h.* leaves nothing"]),
-        (["prune", "gpt2", "--sparsity", "0.5"], ["no model gpt2", "hf download gpt2 --local-dir gpt2"]),
+        (["prune", "gpt2", "--sparsity", "0.5"], ["no model gpt2. A model is a directory. Those of the Hugging Face"]),
         (["eval", "owner/name", "--data", "x"], ["hf download owner/name --local-dir name"]),
         (["export", "GPT2", "--seconds", "nan"], ["--seconds", "nan"]),
         (["export", "GPT2", "--seconds", "inf"], ["--seconds", "inf"]),
@@ -223,8 +223,12 @@ def test_overwrite_never_replaces_the_source(horst, vit, texts):
     pathlib.Path("link").symlink_to("pruned")
     before = tree()
     for model, out in [("vict", "vict"), ("pruned", "pruned"), ("pruned", "link"), ("link", "pruned")]:
-        refused(horst("export", model, "--to", "onnx", "--out", out, "--overwrite"), f"{out} holds {model}", "reads")
-        refused(horst("prune", model, "--sparsity", "0.5", "--out", out, "--overwrite"), f"{out} holds {model}")
+        refused(
+            horst("export", model, "--to", "onnx", "--out", out, "--overwrite"),
+            f"--out {out} is the model itself",
+            "reads",
+        )
+        refused(horst("prune", model, "--sparsity", "0.5", "--out", out, "--overwrite"), f"{out} is the model itself")
     refused(horst("data", "tokenize", "vict/text.txt", "--out", "vict", "--overwrite"), "vict holds vict/text.txt")
     assert tree() == before
 

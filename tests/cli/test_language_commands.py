@@ -203,6 +203,7 @@ def test_export_with_a_report(horst, gpt2, texts):
     assert "sparse-linear-int8-head" in shown.out
     assert "new tokens per s" in shown.out
     assert "- 2:4 is left out: " in shown.out
+    assert "- Perplexity is that of 64 tokens of held_out.txt; --eval-tokens takes more or fewer." in shown.out
     page = pathlib.Path("dense/report.html").read_text()
     assert "Smallest file: sparse file" in page
     assert ">perplexity<" in page

@@ -396,7 +396,7 @@ def test_without_matplotlib_a_run_says_how_to_get_it(horst, drawn, monkeypatch):
     ran = horst("run", "drawn")
     assert ran.code == 0
     assert ran.err.startswith("the figures could not be drawn: matplotlib is needed here and not installed.")
-    assert 'pip install "horst-optim[lab]"' in ran.err
+    assert 'from a checkout of horst: pip install ".[lab]"' in ran.err
     assert Result.load("runs/drawn_paper.json").rows
     assert not drawn.parent.exists()
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from horst.cli.export_report import best_first
 from horst.export import compare, comparison, forms, sparse_linear
 from horst.export.cpu_kernels import Plan
 
@@ -38,11 +39,11 @@ def test_rows_are_sizes_and_ratios(monkeypatch):
 def test_notes_say_what_does_not_get_faster(monkeypatch):
     seen = []
 
-    def never(weight, tokens):
+    def always(weight, tokens):
         seen.append(tuple(tokens))
-        return Plan({1: {"dense": 1.0, "bag": 2.0}})
+        return Plan({1: {"dense": 1.0, "bag": 0.1}})
 
-    monkeypatch.setattr(sparse_linear, "plan_for", never)
+    monkeypatch.setattr(sparse_linear, "plan_for", always)
     times = [2.0, 1.0, 9.0]
     monkeypatch.setattr(comparison, "interleaved_times", lambda calls, seconds: dict.fromkeys(calls, times))
     result = compare(pruned_model(), torch.randn(3, 4, 256))
@@ -50,8 +51,20 @@ def test_notes_say_what_does_not_get_faster(monkeypatch):
     text = result.markdown()
     assert "| dense | 0.53 MB | 1.000 | 0.53 MB | 1.000 | 2000.000 | 1.00 | 0.0e+00 |" in text
     assert "- sparse-linear is not faster than dense here: 1.00 times." in text
-    assert "- sparse-linear runs 0 layers with 0% of the parameters sparse" in text
+    assert "- sparse-linear runs 2 layers with 100% of the parameters sparse" in text
     assert "Loaded, the model is dense again: same memory, same time." in text
+
+
+def test_a_form_that_changes_nothing_has_no_speed_of_its_own(monkeypatch):
+    monkeypatch.setattr(sparse_linear, "plan_for", lambda weight, tokens: Plan({1: {"dense": 1.0, "bag": 2.0}}))
+    result = compare(pruned_model(), torch.randn(3, 4, 256), seconds=0.01)
+    dense, _, sparse = result.rows
+    assert dense["milliseconds"] > 0
+    assert (sparse["milliseconds"], sparse["speedup"], sparse["max_error"]) == (None, None, 0.0)
+    assert any(note.startswith("sparse-linear changes nothing here: no layer was") for note in result.notes)
+    assert not any("not faster" in note for note in result.notes)
+    rows = [{**row, "inputs_per_s": row["milliseconds"] and 1e3 / row["milliseconds"]} for row in result.rows]
+    assert [row["form"] for row in best_first(rows)] == ["sparse-safetensors", "dense", "sparse-linear"]
 
 
 def test_onnx_is_measured_too():

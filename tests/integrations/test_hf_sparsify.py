@@ -1,5 +1,7 @@
 """The Trainer that makes its model sparse: with transformers' own Trainer and with TRL's."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +17,10 @@ from transformers import (
     set_seed,
 )
 
+from horst.integrations import hf_sparsify
 from horst.integrations.hf import horst
 from horst.integrations.hf_sparsify import SparsifyMixin, SparsifyTrainer
+from horst.pruning import prune
 from horst.recovery import NotSparse, SparsifyConfig
 from horst.sparsity import find_layers
 
@@ -133,11 +137,65 @@ def test_weights_that_come_back_are_an_error(tmp_path):
         trainer.train()
 
 
-@pytest.mark.parametrize(("setting", "value"), [("steps", 5), ("stages", (0.3,)), ("lora", 4), ("batch_size", 8)])
-def test_settings_that_the_trainer_decides_are_refused(setting, value, tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "value", "instead"),
+    [
+        ("steps", 5, "use TrainingArguments.max_steps"),
+        ("stages", (0.3,), "call horst.sparsify"),
+        ("lora", 4, "call horst.sparsify"),
+        ("batch_size", 8, "use TrainingArguments.per_device_train_batch_size"),
+        ("lr", 1e-3, "use TrainingArguments.learning_rate"),
+        ("betas", (0.9, 0.95), "use TrainingArguments.adam_beta1 and adam_beta2"),
+        ("weight_decay", 0.1, "use TrainingArguments.weight_decay"),
+        ("alpha", "auto", r"hf.horst\(args, alpha=...\) or optimizers=\(...\)"),
+        ("l1", 0.1, r"hf.horst\(args, l1=...\) or optimizers=\(...\)"),
+        ("warmup", 0.1, "use TrainingArguments.warmup_steps"),
+        ("seed", 1, "use TrainingArguments.seed"),
+        ("gradient_checkpointing", True, "use TrainingArguments.gradient_checkpointing"),
+        ("parallel", "fsdp", "start the Trainer with torchrun or accelerate"),
+    ],
+)
+def test_settings_that_the_trainer_decides_are_refused(setting, value, instead, tmp_path):
     config = SparsifyConfig(sparsity=0.5, **{setting: value})
-    with pytest.raises(ValueError, match=f"{setting} of SparsifyConfig has no effect in a Trainer"):
+    with pytest.raises(ValueError, match=f"{setting} of SparsifyConfig has no effect in a Trainer.*{instead}"):
         make(tmp_path, config=config)
+
+
+def test_every_setting_acts_in_a_trainer_or_is_refused():
+    acting = {"sparsity", "pattern", "method", "distill", "label_weight", "distill_weight", "temperature"}
+    acting |= {"layers", "include", "exclude", "samples"}
+    assert acting | set(hf_sparsify._NOT_HERE) == {field.name for field in dataclasses.fields(SparsifyConfig)}
+
+
+# Without a record, more zeros than asked for can also come from a model that was sparse before.
+@pytest.mark.parametrize(("sparsity", "recorded"), [(0.5, True), (0.8, True), (0.8, False)])
+def test_a_checkpoint_of_another_sparsity_is_refused_before_training(sparsity, recorded, tmp_path):
+    make(tmp_path, config=SparsifyConfig(sparsity=0.7, samples=8), save_strategy="steps", save_steps=3).train()
+    message = f"was made with sparsity=0.7, and SparsifyConfig asks for sparsity={sparsity}. Give sparsity=0.7 to go on"
+    if not recorded:
+        (tmp_path / "checkpoint-3" / "sparsify.json").unlink()
+        message = "has 69.9% zeros in the pruned layers, and SparsifyConfig asks for sparsity=0.8"
+    resumed = make(tmp_path, config=SparsifyConfig(sparsity=sparsity, samples=8))
+    resumed.compute_loss = lambda *_, **__: pytest.fail("trained")
+    with pytest.raises(ValueError, match=message):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_a_checkpoint_outside_of_the_output_directory_is_resumed(tmp_path):
+    make(tmp_path / "first", save_strategy="steps", save_steps=3).train()
+    resumed = make(tmp_path / "second")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-3"))
+    assert set(zeros(resumed.model).values()) == {0.5}
+
+
+def test_a_sparse_model_without_a_teacher_warns_that_it_teaches_itself(tmp_path):
+    model = gpt2()
+    prune(model, 0.7)
+    with pytest.warns(
+        UserWarning, match="70% of the weights to prune are zero already.*Give teacher=, the dense model"
+    ):
+        make(tmp_path, model=model)
+    make(tmp_path, model=model, teacher=gpt2())  # warnings are errors
 
 
 def test_trl(tmp_path):

@@ -181,7 +181,7 @@ def test_a_missing_package_names_its_extra(module, package, extra):
     code = f"import sys; sys.modules[{package!r}] = None; import horst.sparsity; import horst.integrations.{module}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert f'pip install "horst-optim[{extra}]"' in result.stderr
+    assert f'pip install ".[{extra}]"' in result.stderr
 
 
 def test_lightning_saves_and_resumes_masks_under_fsdp2(tmp_path):

@@ -9,9 +9,9 @@ import pytest
 @pytest.mark.parametrize(
     ("module", "missing", "install"),
     [
-        ("optax", "optax", r'pip install "horst-optim\[optax\]"'),
-        ("timm", "timm.optim._optim_factory", r'pip install "horst-optim\[vision\]"'),
-        ("peft", "peft", r'pip install "horst-optim\[peft\]"'),
+        ("optax", "optax", r'pip install "\.\[optax\]"'),
+        ("timm", "timm.optim._optim_factory", r'pip install "\.\[vision\]"'),
+        ("peft", "peft", r'pip install "\.\[peft\]"'),
     ],
 )
 def test_a_missing_package_says_how_to_install_it(module, missing, install, monkeypatch):

@@ -2,9 +2,11 @@
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
 from horst.recovery import SparsifyConfig
+from horst.training import LoopConfig
 
 
 @pytest.mark.parametrize(
@@ -16,7 +18,7 @@ from horst.recovery import SparsifyConfig
         ({"sparsity": 0.5, "pattern": "2/4"}, "pattern must be None"),
         ({"pattern": "2:4", "stages": (0.3,)}, "has no meaning with 2:4"),
         ({"sparsity": 0.7, "stages": (0.5, 0.5)}, r"stages must rise .* below the final sparsity 0.7"),
-        ({"sparsity": 0.7, "stages": (0.8,)}, r"stages must rise"),
+        ({"sparsity": 0.7, "stages": (0.8,)}, r"stages must rise .*, got 0\.8\. To reach 0\.7 in two steps give"),
         ({"sparsity": 0.7, "stages": (0.0,)}, r"stages must rise"),
         ({"sparsity": 0.5, "method": "obs"}, "method must be one of 'sparsegpt', 'wanda', 'magnitude', got 'obs'"),
         ({"sparsity": 0.5, "train": "never"}, "train must be one of 'fixed', 'refresh'"),
@@ -32,7 +34,12 @@ from horst.recovery import SparsifyConfig
         ({"sparsity": 0.5, "temperature": float("nan")}, "temperature must be positive"),
         ({"sparsity": 0.5, "weight_decay": -1.0}, "weight_decay"),
         ({"sparsity": 0.5, "label_weight": -1.0}, "label_weight"),
-        ({"sparsity": 0.5, "optimizer": "adamw", "l1": 0.1}, "l1=0.1 is an option of HORST"),
+        (
+            {"sparsity": 0.5, "optimizer": "adamw", "l1": 0.1},
+            "l1 0.1 is an option of HORST, and the optimizer is adamw",
+        ),
+        ({"sparsity": 0.5, "optimizer": "adamw", "alpha": 7.0}, "alpha 7.0 is an option of HORST, .*leave alpha out"),
+        ({"sparsity": 0.5, "train": "cast", "optimizer": "adams", "alpha": "auto"}, "alpha auto is an option of HORST"),
         ({"sparsity": 0.5, "distill": "none", "label_weight": 0.0}, "leave no loss"),
         ({"sparsity": 0.5, "distill": "none", "distill_weight": 1.0}, "has no meaning with distill='none'"),
         ({"sparsity": 0.5, "refresh_every": 5}, "refresh_every=5 is for train='refresh'"),
@@ -71,7 +78,7 @@ def test_stages_can_be_given_or_left_out():
 
 
 def test_too_few_steps_for_the_stages_are_refused():
-    with pytest.raises(ValueError, match=r"2 steps are too few for 3 stages .*stages=\(\)"):
+    with pytest.raises(ValueError, match=r"2 steps are too few for 3 stages .*an empty list of stages prunes at once"):
         SparsifyConfig(sparsity=0.7).steps_of_stages(2)
 
 
@@ -103,3 +110,11 @@ def test_sam_is_for_admm():
 def test_cast_and_its_optimizer_belong_together(settings):
     with pytest.raises(ValueError, match="train='cast' and optimizer='adams' belong together"):
         SparsifyConfig(sparsity=0.5, **settings)
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "float32"), ("cuda", "bf16")])
+def test_the_precision_follows_the_device_where_none_is_chosen(device, precision):
+    found = SparsifyConfig(sparsity=0.5).loop_on(torch.device(device))
+    assert (found.precision, found.clip_norm) == (precision, 1.0)
+    chosen = LoopConfig(precision="bf16", accumulate=2)
+    assert SparsifyConfig(sparsity=0.5, loop=chosen).loop_on(torch.device(device)) == chosen

@@ -150,11 +150,20 @@ def test_a_directory_without_checkpoints_asked_for_has_one_per_stage(kill, tmp_p
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"lr": 1e-5}, "settings.lr"), ({"seed": 1}, "settings.seed"), ({"model": "gpt2"}, "model")],
+    [
+        ({"lr": 1e-5}, "lr was 0.003, now 1e-05. Give 0.003 to go on, another directory, or delete this one"),
+        ({"seed": 1}, "seed was 0, now 1"),
+        ({"stages": None}, "stages was 0.25 0.5, now not given"),
+        ({"steps": 24}, "another run: steps was 20, now 24. Give 20 to go on"),
+        (
+            {"lr": 1e-5, "model": "gpt2"},
+            "lr was 0.003, now 1e-05; the model is not the same. Give what it was begun with",
+        ),
+    ],
 )
 def test_another_run_is_refused(changes, named, tmp_path):
     run(tmp_path)
-    with pytest.raises(CheckpointError, match=f"belongs to another run: {named} differ"):
+    with pytest.raises(CheckpointError, match=named):
         run(tmp_path, **changes)
 
 
@@ -162,7 +171,7 @@ def test_other_data_is_refused(tmp_path):
     model, data = make("plain")
     horst.sparsify(model, data, directory=tmp_path, **SETTINGS)
     model, data = make("plain")
-    with pytest.raises(CheckpointError, match="belongs to another run: data differ"):
+    with pytest.raises(CheckpointError, match=r"holds another run: the data is not the same. Give what it was begun"):
         horst.sparsify(model, data.flip(0), directory=tmp_path, **SETTINGS)
 
 

@@ -302,3 +302,47 @@ def test_the_cache_of_hugging_face_is_switched_on_again():
     assert model.config.use_cache
     horst.sparsify(model, windows(), sparsity=0.5, **SHORT)
     assert model.config.use_cache
+
+
+def test_on_a_cpu_the_default_is_float32():
+    model, data = make("plain")
+    report = horst.sparsify(model, data, sparsity=0.5, **{**SHORT, "loop": None})
+    assert report.settings["loop"]["precision"] == "float32"
+
+
+@pytest.mark.parametrize(("name", "longest"), [("gpt2", 16), ("llama", 32)])
+def test_windows_longer_than_the_model_takes_are_refused(name, longest):
+    model, _ = make(name)
+    with pytest.raises(ValueError, match=f"rows of 40 tokens, and the model takes at most {longest}"):
+        horst.sparsify(model, windows(length=40), sparsity=0.5, **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (3.5, "must return a dictionary of named numbers, got float"),
+        (None, "got NoneType"),
+        ({"loss": "low"}, "must return numbers by name, got {'loss': 'low'}"),
+    ],
+)
+def test_an_evaluation_returns_named_numbers(found, message):
+    model, data = make("plain")
+    with pytest.raises(TypeError, match=message):
+        horst.sparsify(model, data, sparsity=0.5, evaluate=lambda model: found, **SHORT)
+
+
+def test_a_misspelt_setting_names_the_near_one():
+    model, data = make("plain")
+    with pytest.raises(TypeError, match=r"no setting 'sparcity'\. Did you mean sparsity\?"):
+        horst.sparsify(model, data, sparcity=0.5)
+    with pytest.raises(TypeError, match=r"no setting 'zzz'\. The settings are sparsity, pattern"):
+        horst.sparsify(model, data, config=SparsifyConfig(sparsity=0.5), zzz=1)
+
+
+def test_a_model_with_more_zeros_than_asked_for_says_so(caplog):
+    model, data = make("plain")
+    horst.sparsify(model, data, sparsity=0.75, stages=(), **SHORT)
+    assert "zero already" not in caplog.text
+    report = horst.sparsify(model, data, sparsity=0.5, **SHORT)
+    assert report.sparsity == 0.75
+    assert "75 % of the weights to prune are zero already, more than the 50 % asked for" in caplog.text

@@ -46,6 +46,9 @@ def check_free(
         other = "directory" if kind == "file" else "file"
         raise FileExistsError(f"{out} exists and is a {other}; --out must name a {kind}. Choose another name.")
     for source in sources:
+        if out.exists() and Path(source).resolve() == out.resolve():
+            what = "the input" if kind == "file" else "the model" if isinstance(source, Path) else "the data"
+            raise FileExistsError(f"--out {out} is {what} itself, which this command reads. Choose another name.")
         if out.exists() and Path(source).resolve().is_relative_to(out.resolve()):
             raise FileExistsError(f"{out} holds {source}, which this command reads. Choose another name for --out.")
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):

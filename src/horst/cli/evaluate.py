@@ -58,7 +58,7 @@ def main(options: Options) -> None:
     if options.json:
         write_json(row)
     else:
-        write(table([row]))
+        write(table([{"zeros of all weights" if key == "zeros" else key: row[key] for key in row}]))
 
 
 def _perplexity(loaded: LoadedModel, options: Options, device: torch.device) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def measure(loaded: LoadedModel, options: Options, devices: list[torch.device]) 
         for device in devices:
             loaded.model.to(device)
             inputs = example_inputs(loaded, batch_size=options.batch_size, tokens=options.tokens, device=device)
-            with evaluation(loaded, options, device) as evaluate:
+            with evaluation(loaded, options, device) as (evaluate, judged):
                 found = compare(
                     loaded.model, inputs, forms=_ON_DEVICE if rows else list(FORMS), seconds=options.seconds,
                     new_tokens=options.new_tokens if generates else 0, evaluate=evaluate,
@@ -56,7 +56,7 @@ def measure(loaded: LoadedModel, options: Options, devices: list[torch.device]) 
                 per_s = row["milliseconds"] and 1e3 * count / row["milliseconds"]
                 rows.append({**row, "form": row["form"] + on, "title": FORMS[row["form"]].title + on})
                 rows[-1]["inputs_per_s"] = per_s
-            notes += [note for note in found.notes if note not in notes]
+            notes += [note for note in (*judged, *found.notes) if note not in notes]
         metrics = [name for name in ("perplexity", "top1") if name in rows[0]]
         return best_first(rows), {"unit": unit, "metrics": metrics}, notes
 
@@ -85,10 +85,12 @@ def best_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def evaluation(loaded: LoadedModel, options: Options, device: torch.device) -> Iterator[Evaluate | None]:
-    """A function that gives a model's perplexity or accuracy on ``--data``; None without data."""
+def evaluation(
+    loaded: LoadedModel, options: Options, device: torch.device
+) -> Iterator[tuple[Evaluate | None, list[str]]]:
+    """A function that gives a model's perplexity or accuracy on ``--data``, and on how much; None without data."""
     if not options.data:
-        yield None
+        yield None, []
         return
     from horst.training import accuracy, perplexity
 
@@ -96,18 +98,23 @@ def evaluation(loaded: LoadedModel, options: Options, device: torch.device) -> I
         from horst.cli.images import evaluation_images, open_images
 
         images = open_images(options.data, loaded, batch_size=64, device=device, workers=0)
-        yield lambda model: {"top1": accuracy(model, evaluation_images(images, loaded))["top1"]}
+        yield lambda model: {"top1": accuracy(model, evaluation_images(images, loaded))["top1"]}, []
         return
     from horst.cli.evaluate import check_has_perplexity
     from horst.cli.texts import choose_context, token_file
     from horst.lab.data.token_batches import evaluation_batches
+    from horst.training.evaluate import IGNORED
 
     check_has_perplexity(loaded)
     context = choose_context(loaded, None)
     with token_file(options.data, loaded, "auto", "val") as path:
         batches = evaluation_batches(path, context=context, batch_size=1, vocabulary=loaded.vocabulary, device=device)
         kept = list(itertools.islice(batches, -(-options.eval_tokens // context)))
-    yield lambda model: {"perplexity": perplexity(model, kept)["perplexity"]}
+    tokens = sum(int((targets != IGNORED).sum()) for _, targets in kept)
+    judged = [
+        f"Perplexity is that of {tokens:,} tokens of {Path(options.data).name}; --eval-tokens takes more or fewer."
+    ]
+    yield lambda model: {"perplexity": perplexity(model, kept)["perplexity"]}, judged
 
 
 def terminal_table(result: Result) -> str:

@@ -146,11 +146,13 @@ def load_model(path: Path) -> LoadedModel:
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         fetch = ""
-        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)):
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.is_dir():
             fetch = (
                 " Models of the Hugging Face Hub are fetched first, with the tool of huggingface_hub: "
                 f"hf download {path} --local-dir {path.name}"
             )
+        elif not near:
+            fetch = " Those of the Hugging Face Hub, owner/name, are fetched first."
         raise FileNotFoundError(f"there is no model {path}.{near} A model is a directory.{fetch}")
     if not path.is_dir():
         raise InvalidFileError(

@@ -11,6 +11,11 @@ from typing import Any
 from horst.extras import load_extra
 
 _LONGEST = 3600  # seconds
+# What tyro says of a word that is no number, as Python's own conversion or as a list of types.
+_NO_NUMBER = re.compile(
+    r"Error parsing (--[\w-]+): (?:could not convert string to (float): |invalid literal for (int)\(\) with base 10: |"
+    r"no type matching (?:\{None\}\|)?(FLOAT|INT) could be instantiated from \[)'(.*)'\]?\.?"
+)
 
 
 def read_pattern(pattern: str | None) -> str | tuple[int, int] | None:
@@ -21,6 +26,11 @@ def read_pattern(pattern: str | None) -> str | tuple[int, int] | None:
         ('2:4', (4, 1), None)
     """
     blocks = re.fullmatch(r"(\d+)x(\d+)", pattern or "")
+    if pattern is not None and not blocks and not re.fullmatch(r"\d+:\d+", pattern):
+        raise ValueError(
+            f"--pattern must be N:M such as 2:4, or a block of rows x columns such as 4x4, got {pattern!r}. Leave it "
+            "out for single weights."
+        )
     return (int(blocks[1]), int(blocks[2])) if blocks else pattern
 
 
@@ -75,5 +85,23 @@ def _one_line(box: str) -> str:
         if text and text[0] not in "╭╰─├" and text.strip("-"):  # dashes where the terminal has no frames
             said.append(text)
     sentence = " ".join(said).removeprefix("Value error ").removeprefix("Error parsing config: ")
-    sentence = sentence or "the arguments are not understood."
+    sentence = _in_plain_words(sentence) or "the arguments are not understood."
     return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.") + guess
+
+
+def _in_plain_words(sentence: str) -> str:
+    """A complaint about a number, without the names of types.
+
+    Example:
+        >>> _in_plain_words("Error parsing --sparsity: could not convert string to float: '70%'")
+        "--sparsity must be a number in [0, 1), got '70%'. Write 0.7."
+    """
+    found = _NO_NUMBER.fullmatch(sentence)
+    if found is None:
+        return sentence
+    option, word = found[1], found[5]
+    kind = "a number" if "FLOAT" in (found[2] or "").upper() + (found[4] or "") else "a whole number"
+    kind = "a number in [0, 1)" if option == "--sparsity" else kind
+    share = re.fullmatch(r"(\d+(?:\.\d+)?) *%", word)
+    hint = f" Write {float(share[1]) / 100:g}." if share else ""
+    return f"{option} must be {kind}, got {word!r}.{hint}"

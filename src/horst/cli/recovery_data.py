@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horst.cli.models import LoadedModel
-from horst.cli.texts import ModelTokenizer, TokenizerName, choose_context, source, token_file
+from horst.cli.texts import ModelTokenizer, TokenizerName, check_text, choose_context, source, token_file
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,11 @@ def _windows(
         with token_file(name, loaded, tokenizer, split) as path:
             tokens = open_tokens(path, vocabulary=loaded.vocabulary).tokens
             if len(tokens) < length:
-                raise ValueError(f"{name} has {len(tokens)} tokens, less than one window of {length}. Use --context.")
+                most = len(tokens) // (2 if eval_data is None else 1)  # one window to train on, one to judge by
+                shorter = f", or --context {most} or less" if most > 1 else ""
+                raise ValueError(
+                    f"{name} has {len(tokens)} tokens, less than one window of {length}. Give more text{shorter}."
+                )
             whole = len(tokens) // length * length
             return torch.from_numpy(tokens[:whole].astype("int32")).view(-1, length)
 
@@ -187,6 +191,7 @@ def _texts(name: str) -> Iterator[str]:
     """The documents of a source; of a text file, its lines."""
     from horst.lab.data.documents import Fields, Source
 
+    check_text(name)
     separator = Fields(separator="\n") if str(name).split(".")[-1] == "txt" or ".txt." in str(name) else None
     return (document.text for document in Source(source(name)).documents(separator))
 

@@ -107,7 +107,7 @@ class Options:
     device: str | None = None
     """Device to compute on; by default the GPU if there is one."""
     overwrite: bool = False
-    """Replace an existing directory, if horst made it."""
+    """Replace an existing directory, if horst made it; discard an interrupted run with other settings."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -127,6 +127,7 @@ def main(options: Options) -> None:
         "pattern": read_pattern(options.pattern),
         "tokens": _count(options.tokens),
     }
+    _refuse_without_effect(options)
     SparsifyConfig(**given)  # what cannot work is refused before anything is read
     amount = options.pattern.replace(":", "-") if options.pattern else f"{100 * (options.sparsity or 0):g}"
     out = options.out or beside(options.model, amount)
@@ -136,17 +137,36 @@ def main(options: Options) -> None:
     device = choose_device(options.device)
     with processes("cpu" if device.type == "cpu" else "auto") as world:
         world = dataclasses.replace(world, device=device) if world.size == 1 else world
+        if options.parallel == "fsdp" and world.size == 1:
+            raise ValueError(
+                "--parallel fsdp divides the model among several processes, and there is one. Start them with torchrun "
+                "--nproc-per-node 2 -m horst.cli sparsify ..., or leave --parallel out."
+            )
         loaded = load_model(options.model)
         teacher = None if options.teacher is None else load_model(options.teacher).model.to(world.device)
         data, config = _prepare(options, given, loaded, world)
         state = out.with_name(f".{out.name}.sparsify")
         if world.rank == 0:
             write(data.about, sys.stderr)
-            if state.exists():
-                write(f"going on with the run in {state}", sys.stderr)
         loaded.model.to(world.device)
-        result = _run(loaded, teacher, data, config, state, world)
+        result = _run(options, loaded, teacher, data, config, state, world)
         _finish(options, loaded, result, out, state, world)
+
+
+def _refuse_without_effect(options: Options) -> None:
+    """Options that another one makes meaningless."""
+    own_masks = options.train in ("admm", "ast", "cast")
+    if options.method != Options.method and own_masks:
+        raise ValueError(
+            f"--method {options.method} has no effect with --train {options.train}, which chooses by magnitude itself. "
+            "Leave --method out."
+        )
+    if options.samples is not None and (own_masks or options.method == "magnitude"):
+        chooser = f"--train {options.train}" if own_masks else "--method magnitude"
+        raise ValueError(
+            f"--samples {options.samples} has no effect with {chooser}, which needs no calibration. Leave it out, or "
+            "use --method sparsegpt or wanda with --train fixed or refresh."
+        )
 
 
 def _count(amount: str | None) -> int | None:
@@ -172,9 +192,10 @@ def _prepare(
     from horst.cli.texts import CPU_SAMPLES, SAMPLES
     from horst.recovery import SparsifyConfig
     from horst.training import LoopConfig
+    from horst.training.evaluate import usual_precision
 
     cpu = world.device.type == "cpu"
-    precision = options.precision or ("float32" if cpu else "bf16")
+    precision = options.precision or usual_precision(world.device)
     with spinner("reading the data"):
         data = read_data(
             options.data, options.eval_data, loaded, context=options.context, tokenizer=options.tokenizer,
@@ -204,16 +225,33 @@ def _prepare(
 
 
 def _run(
-    loaded: LoadedModel, teacher: Any, data: RecoveryData, config: SparsifyConfig, state: Path, world: World
+    options: Options,
+    loaded: LoadedModel,
+    teacher: Any,
+    data: RecoveryData,
+    config: SparsifyConfig,
+    state: Path,
+    world: World,
 ) -> Result:
     """Make the model sparse; what was found, as every experiment records it."""
     from horst.lab.experiments.result import run_and_record
     from horst.recovery import sparsify
+    from horst.recovery.progress import AnotherRun
+    from horst.training.distributed import on_rank_0
+
+    settings = {"evaluate": data.evaluate, "teacher": teacher, "directory": state, "config": config}
 
     def body() -> Any:
-        report = sparsify(
-            loaded.model, data.train, evaluate=data.evaluate, teacher=teacher, directory=state, config=config
-        )
+        try:
+            report = sparsify(loaded.model, data.train, **settings)
+        except AnotherRun as other:  # found before anything is computed
+            if not options.overwrite:
+                raise FileExistsError(
+                    f"{state} holds an interrupted run: {other.words}. Give {other.back} to go on, another --out, or "
+                    "--overwrite to begin anew."
+                ) from other
+            on_rank_0(lambda: _discard(state))
+            report = sparsify(loaded.model, data.train, **settings)
         found = report.to_dict()
         curve = [_lines(state / f"stage-{number}" / "metrics.jsonl") for number in range(1, len(report.stages) + 1)]
         curves = {"layers": found["layers"], "training": curve, "metric": data.metric, "unit": found["unit"]}
@@ -225,6 +263,19 @@ def _run(
 
     about = f"{type(loaded.model).__name__} from {loaded.path.name}; {data.about}"
     return run_and_record("sparsify", config, body, str(world.device), setting=about)
+
+
+def _discard(state: Path) -> None:
+    """Delete what an interrupted run has left, and nothing else."""
+    from horst.recovery.progress import Progress
+
+    ours = re.compile(rf"stage-\d+|{re.escape(Progress.FILE)}|\..*")
+    if foreign := sorted(path.name for path in state.iterdir() if not ours.fullmatch(path.name)):
+        raise FileExistsError(
+            f"{state} holds {foreign[0]}, which horst did not write. Move it away, or choose another --out."
+        )
+    shutil.rmtree(state)
+    write(f"the interrupted run in {state} is discarded", sys.stderr)
 
 
 def _finish(options: Options, loaded: LoadedModel, result: Result, out: Path, state: Path, world: World) -> None:
@@ -240,7 +291,8 @@ def _finish(options: Options, loaded: LoadedModel, result: Result, out: Path, st
         if options.json:
             write_json({"out": str(out), "rows": result.rows, "layers": result.curves["layers"]})
         else:
-            write(f"{table(stages_table(result).records())}\n{words(result)}\n-> {out}, {out / PAGE}")
+            page = f", {out / PAGE}" if (out / PAGE).exists() else ""
+            write(f"{table(stages_table(result).records())}\n{words(result)}\n-> {out}{page}")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -264,4 +316,8 @@ def _save(options: Options, loaded: LoadedModel, result: Result, out: Path) -> N
 
     with replaced(out, options.overwrite) as directory:
         loaded.save(directory, sparse=options.sparse)
-        html.build([result.save(directory / RECORD)], directory / PAGE)
+        record = result.save(directory / RECORD)
+        try:
+            html.build([record], directory / PAGE)
+        except Exception as error:  # hours of training are not lost for a drawing
+            write(f"the page could not be drawn: {type(error).__name__}: {error}. The model is saved.", sys.stderr)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from horst.cli.images import DIGITS
 from horst.cli.models import LoadedModel
+from horst.cli.output import nearest
 from horst.cli.progress import quiet
 from horst.extras import load_extra
 from horst.lab.data.tokenization import tokenize
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 TokenizerName = Literal["auto", "gpt2", "bytes"]
 HUB = "hub:"
 WIKITEXT = "wikitext"
+_TEXTS = f"Text is a .txt, .jsonl, .parquet or .bin file, a folder of horst data, {WIKITEXT}, or {HUB}owner/name."
 _LONGEST = 2048  # where a model could take more, or does not say
 SAMPLES, CPU_SAMPLES, CPU_CONTEXT = 128, 64, 512  # windows to calibrate on; on a CPU, and their tokens
 _BATCH = 8  # sequences that go through a block at once when calibrating
@@ -78,6 +81,17 @@ def source(data: str) -> Any:
     return load_extra("datasets").load_dataset(f"{owner}/{dataset}", config or None, split=split or "train")
 
 
+def check_text(data: str) -> None:
+    """Refuse what is no text: a path that is not there, or images."""
+    path = Path(data)
+    if path.exists() or data.startswith(HUB) or data == WIKITEXT:
+        return
+    if data == DIGITS:
+        raise ValueError(f"{DIGITS} are images, and this model reads text. {_TEXTS}")
+    near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    raise FileNotFoundError(f"there is no file {data}.{near} {_TEXTS}")
+
+
 @contextlib.contextmanager
 def token_file(data: str, loaded: LoadedModel, tokenizer: TokenizerName, split: str) -> Iterator[Path]:
     """A token file of ``data``: it itself, ``split.bin`` of a folder of them, or one made for as long as this is open.
@@ -89,6 +103,7 @@ def token_file(data: str, loaded: LoadedModel, tokenizer: TokenizerName, split: 
         tokenizer: Tokenizer for text.
         split: ``"train"`` or ``"val"``.
     """
+    check_text(data)
     path = Path(data)
     if path.is_dir():
         path = path / f"{split}.bin"
@@ -100,8 +115,6 @@ def token_file(data: str, loaded: LoadedModel, tokenizer: TokenizerName, split: 
     with tempfile.TemporaryDirectory() as folder:
         is_wikitext = data == WIKITEXT and not path.exists()
         opened = _wikitext(Path(folder), split) if is_wikitext else source(data)
-        if isinstance(opened, Path) and not opened.exists():
-            raise FileNotFoundError(f"there is no file {data}.")
         made = Path(folder) / "tokens"
         try:
             with quiet("horst.lab.data"):

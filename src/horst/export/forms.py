@@ -118,12 +118,17 @@ def _sparse_linear(model: nn.Module, use: Use, *, int8_head: bool = False) -> Bu
         f"faster at {', '.join(map(str, tokens))} tokens. All else (embeddings, a tied head, attention, norms, "
         "activations, layers with few zeros) takes as long as before."
     ]
+    if not layers:
+        notes = [
+            f"sparse-linear changes nothing here: no layer was measured faster sparse at {', '.join(map(str, tokens))} "
+            "tokens. It is the dense model, so its speed is not given."
+        ]
     if int8_head:
         quantize_head(sparse)
         notes = ["sparse-linear-int8-head is sparse-linear with the head in int8, and with it a tied embedding."]
     run = caller(sparse, use.call)
     run()  # what is made on first use counts in memory
-    return Built(None, byte_size(sparse), sparse, run, notes=notes)
+    return Built(None, byte_size(sparse), sparse, run, timed=bool(layers) or int8_head, notes=notes)
 
 
 def _onnx(model: nn.Module, use: Use) -> Built:

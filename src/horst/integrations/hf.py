@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from horst.extras import how_to_install
 from horst.integrations import resolve_schedule
 from horst.integrations.matrices import MatrixHORST
 from horst.sparsity import Sparsifier
@@ -18,7 +19,7 @@ from horst.sparsity import Sparsifier
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    raise ImportError('horst.integrations.hf needs transformers: pip install "horst-optim[hf]"') from error
+    raise ImportError(f"horst.integrations.hf needs transformers; {how_to_install('hf')}") from error
 
 
 def horst(args: TrainingArguments, **options: Any) -> tuple[type[MatrixHORST], dict[str, Any]]:
@@ -123,8 +124,12 @@ class SparsityCallback(TrainerCallback):
         if self.sparsifier is not None:
             self.sparsifier.close()
 
+    def folder(self, args: TrainingArguments, step: int) -> Path:
+        """The checkpoint that is resumed."""
+        return Path(self.resume_from or Path(args.output_dir or ".") / f"checkpoint-{step}")
+
     def _load(self, args: TrainingArguments, step: int) -> dict[str, Any]:
-        folder = Path(self.resume_from or Path(args.output_dir or ".") / f"checkpoint-{step}")
+        folder = self.folder(args, step)
         for name in (f"sparsifier-{args.process_index}.pt", "sparsifier.pt"):
             if (folder / name).exists():
                 loaded: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)

@@ -6,25 +6,54 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from horst.extras import how_to_install
+from horst.files import read_json, write_json
 from horst.integrations.hf import SparsityCallback
 from horst.pruning import prune
-from horst.recovery import SparsifyConfig, check_sparse, kl_divergence, squarehead
+from horst.recovery import NotSparse, SparsifyConfig, check_sparse, kl_divergence, squarehead
+from horst.recovery.check import zeros_of
 from horst.recovery.teacher import copy_as_teacher, prepare_teacher
-from horst.sparsity import Static
+from horst.sparsity import Static, find_layers
 from horst.training.evaluate import IGNORED
 
 try:
     from transformers import Trainer
 except ImportError as error:
-    raise ImportError('horst.integrations.hf_sparsify needs transformers: pip install "horst-optim[hf]"') from error
+    raise ImportError(f"horst.integrations.hf_sparsify needs transformers; {how_to_install('hf')}") from error
 
-# What the Trainer decides, or what needs several runs of it.
-_NOT_HERE = ("stages", "train", "sam_radius", "steps", "tokens", "batch_size", "lora", "loop", "parallel", "optimizer")
+_CALL = "call horst.sparsify"
+_OPTIMIZER = "pass optimizer_cls_and_kwargs=horst.integrations.hf.horst(args, {}=...) or optimizers=(...)"
+# Settings that the Trainer decides, or that need several runs of it, with what to use instead.
+_NOT_HERE = {
+    "stages": _CALL,
+    "train": _CALL,
+    "refresh_every": _CALL,
+    "sam_radius": _CALL,
+    "lora": _CALL,
+    "steps": "use TrainingArguments.max_steps",
+    "tokens": "use TrainingArguments.max_steps",
+    "batch_size": "use TrainingArguments.per_device_train_batch_size",
+    "optimizer": "use TrainingArguments.optim or pass optimizers=(...)",
+    "lr": "use TrainingArguments.learning_rate",
+    "betas": "use TrainingArguments.adam_beta1 and adam_beta2",
+    "weight_decay": "use TrainingArguments.weight_decay",
+    "alpha": _OPTIMIZER.format("alpha"),
+    "l1": _OPTIMIZER.format("l1"),
+    "warmup": "use TrainingArguments.warmup_steps",
+    "seed": "use TrainingArguments.seed",
+    "gradient_checkpointing": "use TrainingArguments.gradient_checkpointing",
+    "loop": "use TrainingArguments",
+    "parallel": "start the Trainer with torchrun or accelerate",
+}
+_RECORD = "sparsify.json"  # in every checkpoint: how sparse the model was asked to be
+_SPARSE = 0.05  # share of zeros from which on a model counts as sparse already
 
 
 class SparsifyMixin:
@@ -54,9 +83,10 @@ class SparsifyMixin:
     def __init__(self, *args: Any, sparsify: SparsifyConfig, teacher: nn.Module | None = None, **kwargs: Any) -> None:
         defaults = SparsifyConfig(sparsity=sparsify.sparsity, pattern=sparsify.pattern)
         if others := [name for name in _NOT_HERE if getattr(sparsify, name) != getattr(defaults, name)]:
+            instead = "; ".join(f"{name}={getattr(sparsify, name)!r}: {_NOT_HERE[name]}" for name in others)
             raise ValueError(
-                f"{', '.join(others)} of SparsifyConfig has no effect in a Trainer, whose arguments decide that. Leave "
-                "it out, or call horst.sparsify."
+                f"{', '.join(others)} of SparsifyConfig has no effect in a Trainer, which decides that. Leave it out, "
+                f"and for {instead}."
             )
         super().__init__(*args, **kwargs)
         trainer: Any = self
@@ -64,12 +94,18 @@ class SparsifyMixin:
         self.sparsify_config = sparsify
         self.distill = sparsify.distill or "kl"
         self.teacher = None
+        chosen: dict[str, Any] = {"layers": sparsify.layers, "include": sparsify.include, "exclude": sparsify.exclude}
         if self.distill != "none":
+            if teacher is None and (share := _zeros(model, sparsify)) >= _SPARSE:
+                warnings.warn(
+                    f"{share:.0%} of the weights to prune are zero already, and no teacher is given: the sparse model "
+                    "itself becomes the teacher. Give teacher=, the dense model, or distill='none'.",
+                    stacklevel=2,
+                )
             self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher)
         elif teacher is not None:
             raise ValueError("distill='none' uses no teacher, and one was given. Leave one of them out.")
-        chosen: dict[str, Any] = {"layers": sparsify.layers, "include": sparsify.include, "exclude": sparsify.exclude}
-        self._kept = SparsityCallback(Static, **chosen)
+        self._kept = _Kept(sparsify, **chosen)
         trainer.add_callback(self._kept)
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
@@ -82,6 +118,9 @@ class SparsifyMixin:
                 include=config.include, exclude=config.exclude, samples=None,
                 data=None if config.method == "magnitude" else self._calibration(),
             )  # fmt: skip
+        else:  # True is the last one in output_dir, where the callback looks by itself
+            is_path = isinstance(resume_from_checkpoint, (str, Path))
+            self._kept.resume_from = resume_from_checkpoint if is_path else None
         found = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
         sparsifier = self._kept.sparsifier
         assert sparsifier is not None
@@ -137,6 +176,59 @@ class SparsifyMixin:
         mask = _scored(student.logits, labels, self.teacher)
         distance = kl_divergence(student.logits, dense.logits, self.sparsify_config.temperature, mask)
         return distance if items is None else distance * mask.sum() / items  # one of several parts of a step
+
+
+class _Kept(SparsityCallback):
+    """Keeps the zeros; a checkpoint says how sparse it was asked to be, and goes on as nothing else."""
+
+    def __init__(self, config: SparsifyConfig, **arguments: Any) -> None:
+        super().__init__(Static, **arguments)
+        self.config = config
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the checkpoint is loaded, before the first step."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if state.global_step == 0:
+            return
+        assert self.sparsifier is not None
+        record, config = self.folder(args, state.global_step) / _RECORD, self.config
+        asked = _asked(config)
+        if record.is_file() and (had := read_json(record)["asked"]) != asked:
+            raise ValueError(
+                f"the checkpoint {record.parent} was made with {had}, and SparsifyConfig asks for {asked}. Give {had} "
+                "to go on, or train without resume_from_checkpoint to prune anew."
+            )
+        try:
+            check_sparse(self.sparsifier.layers, self.sparsifier.masks, config.units, config.final_sparsity)
+        except NotSparse as error:
+            share = zeros_of(self.sparsifier.layers)
+            raise ValueError(
+                f"the checkpoint {record.parent} has {share:.1%} zeros in the pruned layers, and SparsifyConfig asks "
+                f"for {asked}: {error} Give what it was made with, or train without resume_from_checkpoint to prune "
+                "anew."
+            ) from error
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What was asked for, beside the masks."""
+        super().on_save(args, state, control, **kwargs)
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
+            write_json(folder / _RECORD, {"asked": _asked(self.config)})
+
+
+def _zeros(model: nn.Module, config: SparsifyConfig) -> float:
+    return zeros_of(find_layers(model, config.layers, include=config.include, exclude=config.exclude))
+
+
+def _asked(config: SparsifyConfig) -> str:
+    """How sparse, in words that are also the argument.
+
+    Example:
+        >>> _asked(SparsifyConfig(sparsity=0.5)), _asked(SparsifyConfig(pattern="2:4"))
+        ('sparsity=0.5', "pattern='2:4'")
+    """
+    given = {"sparsity": config.sparsity, "pattern": config.pattern}
+    return ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
 
 
 class SparsifyTrainer(SparsifyMixin, Trainer):  # type: ignore[misc]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from horst.extras import how_to_install
 from horst.integrations import resolve_schedule
 from horst.sparsity import Sparsifier
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise ImportError('horst.integrations.lightning needs Lightning: pip install "horst-optim[lightning]"') from error
+    raise ImportError(f"horst.integrations.lightning needs Lightning; {how_to_install('lightning')}") from error
 
 
 class SparsityCallback(Callback):

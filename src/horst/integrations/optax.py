@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from horst.extras import how_to_install
 from horst.optimizers.hyperparameters import check_number
 
 try:
@@ -14,7 +15,7 @@ try:
     import jax.numpy as jnp
     import optax  # type: ignore[import-untyped]
 except ImportError as error:
-    raise ImportError('horst.integrations.optax needs optax and JAX: pip install "horst-optim[optax]"') from error
+    raise ImportError(f"horst.integrations.optax needs optax and JAX; {how_to_install('optax')}") from error
 
 __all__ = ["MirrorStepState", "horst", "matrices", "mirror_step"]
 

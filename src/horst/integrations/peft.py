@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horst.extras import how_to_install
+
 try:
     from peft import PeftModel
     from peft.tuners.lora import Linear as LoraLinear
 except ImportError as error:
-    raise ImportError('horst.integrations.peft needs peft: pip install "horst-optim[peft]"') from error
+    raise ImportError(f"horst.integrations.peft needs peft; {how_to_install('peft')}") from error
 
 __all__ = ["keep_zeros", "merge_and_unload"]
 

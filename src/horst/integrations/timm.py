@@ -21,6 +21,7 @@ import pathlib
 import runpy
 import sys
 
+from horst.extras import how_to_install
 from horst.integrations.matrices import MatrixHORST
 from horst.optimizers.ham import HAM
 
@@ -28,7 +29,7 @@ try:
     from timm.optim._optim_factory import OptimInfo, default_registry
 except ImportError as error:
     raise ImportError(
-        f'horst.integrations.timm needs timm 1.0.12 or newer ({error}): pip install "horst-optim[vision]"'
+        f"horst.integrations.timm needs timm 1.0.12 or newer ({error}); {how_to_install('vision')}"
     ) from error
 
 __all__: list[str] = []

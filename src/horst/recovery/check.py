@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from horst.parameters.sharding import Shard, local_shard, sum_over_ranks
 from horst.pruning.report import PrunedLayer
@@ -13,7 +15,10 @@ from horst.sparsity.layers import Layer
 from horst.sparsity.masks import NM, Block
 from horst.sparsity.selection import exact_floor
 
-__all__ = ["NotSparse", "check_sparse"]
+__all__ = ["NotSparse", "check_sparse", "named_numbers", "warn_if_sparser", "zeros_of"]
+
+logger = logging.getLogger(__name__)
+_MORE = 0.005  # share of zeros beyond rounding
 
 
 class NotSparse(RuntimeError):
@@ -63,6 +68,54 @@ def check_sparse(
             f"{f'; and {len(problems) - 4} more' if len(problems) > 4 else ''}. Did something else change its weights?"
         )
     return found
+
+
+@torch.no_grad()
+def zeros_of(layers: Sequence[Layer]) -> float:
+    """Share of the weights of some layers that are zero, over all ranks.
+
+    Example:
+        >>> from torch import nn
+        >>> from horst.sparsity import find_layers
+        >>> model = nn.Linear(2, 2)
+        >>> model.weight.data = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> zeros_of(find_layers(model, "all"))
+        0.5
+    """
+    params = [layer.param for layer in layers]
+    kept = [sum_over_ranks(local_shard(p).count_nonzero(), Shard.of(p).group) for p in params]
+    return 1 - sum(map(int, kept)) / sum(p.numel() for p in params)
+
+
+def warn_if_sparser(layers: Sequence[Layer], sparsity: float) -> None:
+    """Say that a model has more zeros already than it is asked to have."""
+    if (share := zeros_of(layers)) > sparsity + _MORE:
+        logger.warning(
+            "%.3g %% of the weights to prune are zero already, more than the %.3g %% asked for. Give a higher "
+            "sparsity, or the dense model.", 100 * share, 100 * sparsity,
+        )  # fmt: skip
+
+
+def named_numbers(evaluate: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Mapping[str, float]]:
+    """The function ``evaluate`` of :func:`horst.sparsify`, with what it returns checked.
+
+    Raises:
+        TypeError: It returns something else than a dictionary of numbers, when it is called.
+    """
+
+    def checked(model: nn.Module) -> Mapping[str, float]:
+        found = evaluate(model)
+        try:
+            return {str(name): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            if isinstance(found, Mapping):
+                raise TypeError(f"evaluate must return numbers by name, got {found!r}.") from error
+            raise TypeError(
+                f"evaluate must return a dictionary of named numbers, got {type(found).__name__}. Return "
+                '{"perplexity": value}.'
+            ) from error
+
+    return checked
 
 
 def _lack(layer: Layer, weight: Tensor, shard: Shard, pattern: Block | NM, sparsity: float) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal, get_args
+
+import torch
 
 from horst.fields import option
 from horst.optimizers.auto_alpha import Alpha
@@ -12,6 +16,7 @@ from horst.optimizers.hyperparameters import check_alpha, check_number
 from horst.sparsity.layers import Preset
 from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
 from horst.training import LoopConfig, WarmupCosine
+from horst.training.evaluate import usual_precision
 
 Chooser = Literal["sparsegpt", "wanda", "magnitude"]
 Training = Literal["fixed", "refresh", "admm", "ast", "cast"]
@@ -64,7 +69,8 @@ class SparsifyConfig:
         gradient_checkpointing: Whether the blocks' activations are computed again in the backward pass: less memory.
         parallel: Way to use several processes: ``"ddp"`` (a whole copy each) or ``"fsdp"`` (cut over all).
         seed: Seed of the order of the data, of dropout and of the adapters.
-        loop: Precision, clipping, accumulation, compilation, intervals; those count the steps of one stage.
+        loop: Precision, clipping, accumulation, compilation, intervals; those count the steps of one stage. None: the
+            gradient norm is clipped at 1, and the precision is bf16 on a GPU and float32 on a CPU.
 
     Example:
         >>> SparsifyConfig(sparsity=0.7).targets
@@ -102,7 +108,7 @@ class SparsifyConfig:
     gradient_checkpointing: bool = option(False, affects="execution")
     parallel: Parallel = option("ddp", affects="execution")
     seed: int = 0
-    loop: LoopConfig = LoopConfig(clip_norm=1.0)
+    loop: LoopConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
@@ -151,9 +157,18 @@ class SparsifyConfig:
         if count > 1 and not each:
             raise ValueError(
                 f"{steps} steps are too few for {count} stages ({', '.join(map(str, self.targets))}). Train longer, or "
-                "give stages=() to prune at once."
+                "give fewer stages: an empty list of stages prunes at once."
             )
         return (*[each] * (count - 1), steps - each * (count - 1))
+
+    def loop_on(self, device: torch.device) -> LoopConfig:
+        """The loop, or its default on a device.
+
+        Example:
+            >>> SparsifyConfig(sparsity=0.5).loop_on(torch.device("cpu")).precision
+            'float32'
+        """
+        return self.loop or LoopConfig(clip_norm=1.0, precision=usual_precision(device))
 
     def weights(self, distill: Distillation) -> tuple[float, float]:
         """The weights of cross-entropy and distillation."""
@@ -183,14 +198,14 @@ class SparsifyConfig:
             return
         if isinstance(self.units, NM):
             raise ValueError(
-                f"stages={self.stages} has no meaning with {self.units.n}:{self.units.m}, which fixes the sparsity. "
-                "Leave stages out."
+                f"a list of stages has no meaning with {self.units.n}:{self.units.m}, which fixes the sparsity, got "
+                f"{_listed(self.stages)}. Leave stages out."
             )
         levels = (0.0, *self.stages, self.final_sparsity)
         if any(not low < high for low, high in pairwise(levels)):
             raise ValueError(
-                f"stages must rise from above 0 to below the final sparsity {self.final_sparsity}, got {self.stages}. "
-                f"For 0.7 in two steps write stages=(0.5,)."
+                f"stages must rise from above 0 to below the final sparsity {self.final_sparsity}, got "
+                f"{_listed(self.stages)}. To reach 0.7 in two steps give the one stage 0.5."
             )
 
     def _check_numbers(self) -> None:
@@ -222,8 +237,13 @@ class SparsifyConfig:
                 f"train='cast' and optimizer='adams' belong together, got train={self.train!r} and "
                 f"optimizer={self.optimizer!r}. Give both or neither."
             )
-        if self.optimizer != "horst" and self.l1:
-            raise ValueError(f"l1={self.l1} is an option of HORST: use optimizer='horst', or leave l1 out.")
+        if self.optimizer != "horst":
+            for name, default in (("alpha", SparsifyConfig.alpha), ("l1", SparsifyConfig.l1)):
+                if (value := getattr(self, name)) != default:
+                    raise ValueError(
+                        f"{name} {value} is an option of HORST, and the optimizer is {self.optimizer}. Use the "
+                        f"optimizer horst, or leave {name} out."
+                    )
         if self.distill == "none" and self.label_weight == 0.0:
             raise ValueError("distill='none' and label_weight=0 leave no loss. Change one of them.")
         if self.distill == "none" and self.distill_weight is not None:
@@ -244,3 +264,17 @@ class SparsifyConfig:
                 raise ValueError(f"lora={self.lora} works with parallel='ddp', got 'fsdp': adapters are small.")
             if self.l1:
                 raise ValueError(f"l1={self.l1} shrinks weights, and lora={self.lora} trains none. Leave one out.")
+
+
+def check_names(settings: Iterable[str]) -> None:
+    """Refuse a name that is no setting, with the one that was meant."""
+    known = [field.name for field in dataclasses.fields(SparsifyConfig)]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(known)}."
+            raise TypeError(f"horst.sparsify has no setting {name!r}. {hint}")
+
+
+def _listed(stages: tuple[float, ...]) -> str:
+    return " ".join(map(str, stages))

@@ -144,6 +144,7 @@ def read_examples(data: Data, model: nn.Module, *, batch_size: int, seed: int) -
         if data.shape[1] < 2:
             raise ValueError(f"a window needs at least two tokens, got {_kind(data)}: the next one is predicted.")
         _check_vocabulary(data, model)
+        _check_length(data, model)
         rows = RowBatches(data, None, batch_size=batch_size, seed=seed)
         return Examples(rows, (), True, "tokens", data.shape[1], len(data), {"data": fingerprint([data])})
     if isinstance(data, Mapping):
@@ -171,6 +172,7 @@ def _from_mapping(data: Mapping[str, Tensor], model: nn.Module, batch_size: int,
         )
     if "input_ids" in data:
         _check_vocabulary(data["input_ids"], model)
+        _check_length(data["input_ids"], model)
     inputs = torch.stack([data[key] if data[key].is_floating_point() else data[key].long() for key in keys], 1)
     targets = torch.full((len(inputs),), IGNORED)
     if "labels" in data:
@@ -244,6 +246,16 @@ def _check_vocabulary(tokens: Tensor, model: nn.Module) -> None:
         raise ValueError(
             f"the data has tokens from {int(tokens.min())} to {int(tokens.max())}, the model knows {size}, from 0 to "
             f"{size - 1}. Make the data with the model's own tokenizer."
+        )
+
+
+def _check_length(tokens: Tensor, model: nn.Module) -> None:
+    """Refuse rows that are longer than what a model of transformers takes."""
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < tokens.shape[-1]:
+        raise ValueError(
+            f"the data has rows of {tokens.shape[-1]} tokens, and the model takes at most {longest}. Cut them into "
+            f"shorter ones: data[:, :{longest}], or data.view(-1, length)."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,37 @@ from horst.files import read_json, write_text
 from horst.training import BatchSource, CheckpointError, WarmupCosine, checkpoint
 from horst.training.distributed import on_rank_0
 
-__all__ = ["LaterBatches", "Part", "Progress"]
+logger = logging.getLogger(__name__)
+
+__all__ = ["AnotherRun", "LaterBatches", "Part", "Progress"]
+
+
+class AnotherRun(CheckpointError):
+    """A folder holds a run with another model, other data or other settings.
+
+    Args:
+        directory: The folder.
+        changes: What differs: names, with what was and what is.
+
+    Example:
+        >>> error = AnotherRun(pathlib.Path("run"), {"sparsity": (0.5, 0.6), "data": None})
+        >>> error.words
+        'sparsity was 0.5, now 0.6; the data is not the same'
+        >>> AnotherRun(pathlib.Path("run"), {"sparsity": (0.5, 0.6)}).back
+        '0.5'
+    """
+
+    def __init__(self, directory: pathlib.Path, changes: Mapping[str, tuple[Any, Any] | None]) -> None:
+        self.words = "; ".join(
+            f"the {name} is not the same" if pair is None else f"{name} was {_plain(pair[0])}, now {_plain(pair[1])}"
+            for name, pair in changes.items()
+        )
+        only = next(iter(changes.values())) if len(changes) == 1 else None
+        self.back = "what it was begun with" if only is None or only[0] is None else _plain(only[0])
+        super().__init__(
+            f"{directory} holds another run: {self.words}. Give {self.back} to go on, another directory, or delete "
+            "this one to begin anew."
+        )
 
 
 class LaterBatches:
@@ -61,7 +92,7 @@ class Progress:
         stages: Number of stages.
 
     Raises:
-        CheckpointError: The folder holds another run.
+        AnotherRun: The folder holds another run.
     """
 
     FILE = "progress.json"
@@ -70,12 +101,12 @@ class Progress:
         self.directory = directory
         identity = on_rank_0(lambda: json.loads(json.dumps(identity)))  # rank 0's weights are everybody's
         fresh: dict[str, Any] = {"identity": identity, "dense": None, "stages": [{} for _ in range(stages)]}
-        self.state: dict[str, Any] = on_rank_0(lambda: self._read() or fresh)
-        if other := _differences(self.state["identity"], identity):
-            raise CheckpointError(
-                f"{directory} belongs to another run: {', '.join(other)} differ. Call with the model, data and "
-                "settings that it was begun with, or choose another directory."
-            )
+        found: dict[str, Any] | None = on_rank_0(self._read)
+        self.state = fresh if found is None else found
+        if changes := _changes(self.state["identity"], identity):
+            raise AnotherRun(directory, changes)
+        if found is not None:
+            logger.info("going on with the run in %s", directory)
 
     def _read(self) -> dict[str, Any] | None:
         path = self.directory / self.FILE
@@ -125,10 +156,23 @@ class Progress:
         return on_rank_0(read)
 
 
-def _differences(saved: Any, mine: Any, name: str = "") -> list[str]:
-    """The names of the entries that differ."""
+def _changes(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, tuple[Any, Any] | None]:
+    """What differs, by name: a setting with both values, a fingerprint without."""
+    settings = _differences(saved["settings"], mine["settings"])
+    others = _differences({**saved, "settings": None}, {**mine, "settings": None})
+    if settings.keys() & {"steps", "tokens", "batch_size"}:
+        others.pop("steps", None)  # which follow
+    return {**settings, **{name: pair if name == "steps" else None for name, pair in others.items()}}
+
+
+def _differences(saved: Any, mine: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """The entries that differ, by name, with both values."""
     if isinstance(saved, dict) and isinstance(mine, dict):
         names = [*saved, *(key for key in mine if key not in saved)]
         parts = [_differences(saved.get(key), mine.get(key), f"{name}.{key}" if name else key) for key in names]
-        return [entry for part in parts for entry in part]
-    return [] if saved == mine else [name]
+        return {key: pair for part in parts for key, pair in part.items()}
+    return {} if saved == mine else {name: (saved, mine)}
+
+
+def _plain(value: Any) -> str:
+    return "not given" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -26,8 +26,8 @@ from horst.parameters.modes import evaluating
 from horst.pruning import PrunedLayer, Report
 from horst.recovery.adapters import attach, check_rank, merge
 from horst.recovery.blocks import checkpointed_blocks, compiled_blocks
-from horst.recovery.check import check_sparse
-from horst.recovery.config import Distillation, OptimizerName, SparsifyConfig
+from horst.recovery.check import check_sparse, named_numbers, warn_if_sparser
+from horst.recovery.config import Distillation, OptimizerName, SparsifyConfig, check_names
 from horst.recovery.data import Data, Examples, fingerprint, read_examples
 from horst.recovery.methods import METHODS
 from horst.recovery.progress import LaterBatches, Part, Progress
@@ -99,12 +99,14 @@ def sparsify(
     """
     if optimizer is not None and not callable(optimizer):
         settings["optimizer"] = optimizer
+    check_names(settings)
     config = dataclasses.replace(config, **settings) if config is not None else SparsifyConfig(**settings)
     check_model(model)
     if is_sharded(model):
         raise ValueError("the model is cut over the ranks already. Give the whole model and parallel='fsdp'.")
     examples = read_examples(data, model, batch_size=config.batch_size, seed=config.seed)
     device = next(model.parameters()).device
+    config = dataclasses.replace(config, loop=config.loop_on(device))
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []))
         stack.enter_context(evaluating(model))
@@ -130,7 +132,7 @@ class _Recovery:
         keeps_checkpoints: bool,
     ) -> None:
         self.model, self.examples, self.config, self.make_optimizer = model, examples, config, make_optimizer
-        self.evaluate_model = evaluate or (lambda model: {})
+        self.evaluate_model = named_numbers(evaluate or (lambda model: {}))
         self.keeps_checkpoints = keeps_checkpoints
         self.method = METHODS[config.train]
         if self.method.starts_dense and config.stages:
@@ -243,7 +245,7 @@ class _Recovery:
 
     def _train(self, stage: int, optimizer: Optimizer, sparsifier: Any) -> TrainResult:
         config, steps, offset = self.config, self.parts[stage], sum(self.parts[:stage])
-        loop = config.loop
+        loop = config.loop_on(self.pruner.device)
         every = (loop.checkpoint_every or steps) if self.keeps_checkpoints else None
         task = Task(
             model=self.model,
@@ -291,7 +293,7 @@ class _Recovery:
     def _evaluate(self) -> dict[str, float]:
         try:
             with evaluating(self.model), torch.no_grad():
-                return {name: float(value) for name, value in self.evaluate_model(self.model).items()}
+                return dict(self.evaluate_model(self.model))
         finally:
             reshard(self.model)
 
@@ -304,7 +306,9 @@ class _Recovery:
 
     def _refuse_layers_early(self) -> None:
         """Before the teacher's first word: layers that are not there, or that the pattern does not fit."""
-        for layer in self._find_layers():
+        layers = self._find_layers()
+        warn_if_sparser(layers, self.targets[-1])
+        for layer in layers:
             for matrix in layer.matrices():
                 rows = matrix.inputs_last
                 self.config.units.check(matrix.name, (len(rows), rows[0].numel()), 1)

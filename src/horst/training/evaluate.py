@@ -27,6 +27,11 @@ def check_precision(precision: str) -> None:
         raise ValueError(f"precision must be one of {', '.join(map(repr, get_args(Precision)))}, got {precision!r}.")
 
 
+def usual_precision(device: torch.device) -> Precision:
+    """The precision to train in where none was chosen: bf16 on a GPU, float32 on a CPU."""
+    return "float32" if device.type == "cpu" else "bf16"
+
+
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """``torch.autocast`` to bfloat16, or not at all."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

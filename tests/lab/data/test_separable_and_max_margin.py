@@ -148,4 +148,4 @@ except ModuleNotFoundError as error:
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    assert 'pip install "horst-optim[lab]"' in found.stdout
+    assert 'from a checkout of horst: pip install ".[lab]"' in found.stdout

@@ -308,7 +308,7 @@ def test_bad_arguments_are_refused(jsonl, tmp_path):
     [
         ('{"text": "fine"}\n{"text": ', r"bad\.jsonl, line 2: no JSON"),
         ('{"text": "fine"}\n\n[1]\n', r"bad\.jsonl, line 3: an object with a field 'text' is needed"),
-        ('{"title": "x", "body": "y"}\n', "line 1: the field 'text' must be a text, got NoneType.*title, body"),
+        ('{"title": "x", "body": "y"}\n', r"line 1 has no field 'text' \(it has 'title', 'body'\)"),
         ('{"text": 5}\n', "line 1: the field 'text' must be a text, got int"),
     ],
 )

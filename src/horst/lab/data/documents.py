@@ -207,7 +207,13 @@ def _columns(names: list[str], fields: Fields, where: str) -> list[str]:
 
 
 def _document(record: dict[str, Any], fields: Fields, where: str) -> Document:
-    text = record.get(fields.text)
+    if fields.text not in record:
+        names = ", ".join(map(repr, record)) or "none"
+        raise ValueError(
+            f"{where} has no field {fields.text!r} (it has {names}). Rename the field of the text, or give its name to "
+            "horst data tokenize --text-field, which makes a folder of tokens."
+        )
+    text = record[fields.text]
     if not isinstance(text, str):
         raise ValueError(
             f"{where}: the field {fields.text!r} must be a text, got {type(text).__name__}. "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from horst.lab.experiments.result import Result
 from horst.lab.report.document import Content, Figure
 from horst.lab.report.figures import new_figure
-from horst.lab.report.tables import Row, Table, level_name, number
+from horst.lab.report.tables import Row, Table, number
 
 NAMES = {
     "perplexity": "Perplexity",
@@ -68,9 +69,13 @@ def words(result: Result) -> str:
         'Perplexity 20 dense, 22 with 50 % zeros; 30 before training, so 80 % of the loss is won back.'
     """
     metric, more = result.curves["metric"], result.curves["higher_is_better"]
+    # The row before the last is the pruned model, or the dense one where training starts from it.
     dense, pruned, trained = (result.rows[place][metric] for place in (0, -2, -1))
     share = result.rows[-1]["sparsity_of_pruned_layers"]
     text = f"{NAMES.get(metric, metric)} {dense:.4g} dense, {trained:.4g} with {100 * share:.3g} % zeros"
+    asked = result.rows[-1]["sparsity"]
+    if share > asked + 0.005:
+        text += f" (the model had more than the {100 * asked:.3g} % asked for)"
     lost, left = (dense - value if more else value - dense for value in (pruned, trained))
     if left <= 0:
         # Not "has never seen": the model may have been pretrained on the same data.
@@ -86,14 +91,14 @@ def draw_curve(result: Result) -> Any:
     metric = result.curves["metric"]
     figure, axes = new_figure(1, 1, figsize=(6.4, 3.8))
     before = 0
-    trained = [row for row in result.rows if row["stage"] == "trained"]
-    pruned = [row for row in result.rows if row["stage"] == "pruned"]
-    for row, start, lines in zip(trained, pruned, result.curves["training"], strict=True):
+    # A training starts from the row before it: the pruned model, or the dense one where the method goes from there.
+    trained = [(start, row) for start, row in pairwise(result.rows) if row["stage"] == "trained"]
+    for (start, row), lines in zip(trained, result.curves["training"], strict=True):
         points = [(line["step"], line[f"eval_{metric}"]) for line in lines if f"eval_{metric}" in line]
         points = [(0, start[metric]), *points]
         axes.plot(
             [before + step for step, _ in points], [value for _, value in points], marker="o", markersize=3,
-            label=f"{level_name(row['sparsity'])} zeros",
+            label=f"{row['sparsity']:.0%} zeros",
         )  # fmt: skip
         before += row["steps"]
     axes.axhline(result.rows[0][metric], linestyle="--", color="0.4", label="dense")
@@ -106,7 +111,7 @@ def draw_curve(result: Result) -> Any:
 
 
 def _stage(row: Row) -> str:
-    return "dense" if row["stage"] == "dense" else f"{level_name(row['sparsity'])} zeros, {row['stage']}"
+    return "dense" if row["stage"] == "dense" else f"{row['sparsity']:.0%} zeros, {row['stage']}"
 
 
 def _numbers(row: Row, metrics: Sequence[str]) -> list[str]:
