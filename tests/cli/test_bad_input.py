@@ -223,11 +223,7 @@ def test_overwrite_never_replaces_the_source(horst, vit, texts):
     pathlib.Path("link").symlink_to("pruned")
     before = tree()
     for model, out in [("vict", "vict"), ("pruned", "pruned"), ("pruned", "link"), ("link", "pruned")]:
-        refused(
-            horst("export", model, "--to", "onnx", "--out", out, "--overwrite"),
-            f"--out {out} is the model itself",
-            "reads",
-        )
+        refused(horst("export", model, "--to", "onnx", "--out", out, "--overwrite"), f"{out} is the model itself")
         refused(horst("prune", model, "--sparsity", "0.5", "--out", out, "--overwrite"), f"{out} is the model itself")
     refused(horst("data", "tokenize", "vict/text.txt", "--out", "vict", "--overwrite"), "vict holds vict/text.txt")
     assert tree() == before
