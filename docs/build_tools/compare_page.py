@@ -21,19 +21,25 @@ _FIGURE_ON_PAGE = (
 )
 
 
-def comparison(results: Sequence[Result]) -> list[Part]:
-    """Of each result the setting and the table; of the first of language models the figure; the rest folded."""
-    return [part for result in results for part in _parts(result, first=result is results[0])] or ["Not measured yet."]
+def comparison(results: Sequence[Result], *, figure: bool = True) -> list[Part]:
+    """Of each result the setting and the table; of the first of language models the figure; the rest folded.
+
+    Args:
+        results: Results of the comparisons.
+        figure: Whether :data:`FIGURE` shows the first of them.
+    """
+    parts = [part for result in results for part in _parts(result, drawn=figure and result is results[0])]
+    return parts or ["Not measured yet."]
 
 
-def _parts(result: Result, *, first: bool) -> list[Part]:
+def _parts(result: Result, *, drawn: bool) -> list[Part]:
     notes = " ".join(note for note in result.notes if note not in NOTES)
     setting = f"Setting: {compare.setting_words(result)}. {notes} {compare.zeros_words(result)}"
     criterion, levels = compare.criterion(result)[0], compare.levels_of(result)
     table = compare.compare_table([result], levels=[level for level in levels if level in LEVELS])
     pairs = compare.pairs_table([result], levels=[level for level in levels if level in LEVELS])
-    drawn = [_FIGURE_ON_PAGE] if first and result.curves["less_is_better"] else []
-    parts: list[Part] = [" ".join(setting.split()), *([pairs] if pairs.rows else []), *drawn, table]
+    figures = [_FIGURE_ON_PAGE] if drawn and result.curves["less_is_better"] else []
+    parts: list[Part] = [" ".join(setting.split()), *([pairs] if pairs.rows else []), *figures, table]
     for way in compare.ways_of(result):
         if "tuned_by" in result.config and way != criterion:
             name = compare.WAYS.get(way, way)

@@ -17,11 +17,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs/which_method.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "results/transformers"
 LANGUAGE = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_language.json"))}
+MUON_L1 = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_muon_l1.json"))}
 VISION = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_vision.json"))}
 PRUNED = [("sparsegpt", level) for level in (0.5, 0.6, 0.7, 0.8, 0.9)]
 DENSE, AT_50, AT_60, AT_70, AT_80, AT_90 = compare.DENSE, *PRUNED
 SPARSE = ("sparse", 0.9)
-MAGNITUDE_80 = ("magnitude", 0.8)
+MAGNITUDE_60, MAGNITUDE_70, MAGNITUDE_80 = (("magnitude", level) for level in (0.6, 0.7, 0.8))
 
 
 def ahead(one, other, place, other_place=None, entries=LANGUAGE):
@@ -114,6 +115,75 @@ def test_language_doubts():
     assert (round(min(cast)), round(max(cast))) == (28, 74)
     (broken,) = [t for t in LANGUAGE["horst-muon"].tries if t["settings"] == {"lr": 0.008, "alpha": 20.0}]
     assert broken["criterion"] > compare.HUGE
+
+
+def test_muon_l1_numbers():
+    claims = {
+        DENSE: ["horst-muon", "horst-muon-l1", "muon", "scion"],
+        AT_50: ["horst-muon-l1"],
+        AT_60: ["horst-muon-l1", "horst-muon"],
+        MAGNITUDE_60: ["horst-muon-l1", "horst-muon"],
+        AT_70: ["horst-muon-l1", "horst-muon", "adamw"],
+        MAGNITUDE_70: ["horst-muon-l1", "horst-l1"],
+        AT_80: ["horst-muon-l1", "horst-muon", "adabreg"],
+        MAGNITUDE_80: ["horst-muon-l1", "adabreg"],
+        AT_90: ["dwf", "spred", "horst-muon-l1"],
+    }
+    means_are_on_the_page("HORST-Muon with `l1`", MUON_L1, ".2f", claims)
+
+
+def test_muon_l1_is_compared_with_adamw_and_the_methods_that_are_bold_among_the_19():
+    shown = [place for place in (DENSE, *PRUNED) if place != AT_60]  # the levels of the table
+    bold = {name for place in shown for name in compare.not_told_apart(list(LANGUAGE.values()), place)}
+    assert set(MUON_L1) == {"horst-muon-l1", "adamw", *bold}
+    assert len(LANGUAGE) == 19
+
+
+@pytest.mark.parametrize(
+    ("place", "second"),
+    [
+        (AT_60, "horst-muon"), (AT_70, "horst-muon"), (AT_80, "adabreg"),
+        (MAGNITUDE_60, "horst-muon"), (MAGNITUDE_70, "horst-l1"), (MAGNITUDE_80, "adabreg"),
+    ],
+)  # fmt: skip
+def test_muon_l1_is_ahead_at_60_to_80(place, second):
+    assert ahead_of_all(["horst-muon-l1"], place, MUON_L1)
+    assert sorted(MUON_L1, key=lambda name: MUON_L1[name].mean(place))[1] == second
+
+
+def test_muon_l1_is_not_ahead_dense_at_50_and_at_90():
+    for place in (DENSE, AT_50):
+        assert all(
+            ahead(name, "horst-muon-l1", place, entries=MUON_L1) == 3 for name in ("muon", "scion", "horst-muon")
+        )
+    assert ahead_of_all(["dwf"], AT_90, MUON_L1)
+    assert 0 < ahead("horst-muon-l1", "spred", AT_90, entries=MUON_L1) < 3
+
+
+def test_muon_l1_in_the_seed_that_the_exploration_did_not_see():
+    text = " ".join(words_of("HORST-Muon with `l1`").split())
+    ours, theirs = [], []
+    for place in (AT_70, AT_80):
+        first, second, *_ = sorted((entry.values(place)[3], name) for name, entry in MUON_L1.items())
+        assert first[1] == "horst-muon-l1"
+        ours.append(first[0])
+        theirs.append(second[0])
+    said = f"{ours[0]:.2f} at 70 % and {ours[1]:.2f} at 80 %; the next have {theirs[0]:.2f} and {theirs[1]:.2f}."
+    assert f"Only seed 3 is new. There it has {said}" in text
+
+
+def test_muon_l1_the_second_run_of_the_others():
+    assert {n for n in MUON_L1 if n in LANGUAGE and _best(MUON_L1[n]) != _best(LANGUAGE[n])} == {
+        "adamw",
+        "muon",
+        "scion",
+    }
+    assert compare.not_told_apart(list(MUON_L1.values()), DENSE) == ["muon", "scion"]
+    assert ahead("adabreg", "dwf", AT_80, entries=MUON_L1) == 3
+
+
+def _best(entry):
+    return next(each["settings"] for each in entry.tries if each["chosen"])
 
 
 def test_vision_numbers():

@@ -110,15 +110,19 @@ def test_the_penalty_goes_where_the_mirror_step_would():
             assert set(penalised.values()) == {0.3}
 
 
-def test_horst_l1_is_horsts_step_and_then_the_soft_threshold_of_the_blocks():
+# Under Muon too the threshold is that of the group's learning rate, without the factor that scales its updates.
+@pytest.mark.parametrize(
+    ("shrunk", "plain", "ratio"), [("horst-l1", "horst", 1.0), ("horst-muon-l1", "horst-muon", 2.0)]
+)
+def test_with_l1_it_is_the_step_without_and_then_the_soft_threshold_of_the_blocks(shrunk, plain, ratio):
     torch.manual_seed(0)
     ours = GPT2(SHAPE).double()
     theirs = GPT2(SHAPE).double()
     theirs.load_state_dict(ours.state_dict())
-    common = Optimization(lr=0.01, alpha=4.0, mirror="all", l1=0.5)
-    made = {name: common.make(model, name) for name, model in (("horst-l1", ours), ("horst", theirs))}
+    common = Optimization(lr=0.01, alpha=4.0, mirror="all", l1=0.5, muon_lr_ratio=ratio)
+    made = {name: common.make(model, name) for name, model in ((shrunk, ours), (plain, theirs))}
     for _ in range(3):
-        for name, model in (("horst-l1", ours), ("horst", theirs)):
+        for name, model in ((shrunk, ours), (plain, theirs)):
             for i, p in enumerate(model.parameters()):
                 p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
             made[name].step()
@@ -126,10 +130,29 @@ def test_horst_l1_is_horsts_step_and_then_the_soft_threshold_of_the_blocks():
         with torch.no_grad():
             for p in theirs.parameters():
                 if id(p) in blocks:
-                    p.copy_(p.sign() * (p.abs() - 0.005).clamp(min=0))
+                    p.copy_(p.sign() * (p.abs() - 0.005 * ratio).clamp(min=0))
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert_close(p.detach(), q.detach(), rtol=1e-12, atol=1e-14)
     assert any((layer.param == 0).any() for layer in find_layers(ours, "blocks"))
+
+
+def test_horst_muon_l1_makes_exact_zeros_in_the_blocks_and_nowhere_else(tokens, tmp_path):
+    config = settings(tokens, steps=40, optimization=Optimization(lr=4e-3, betas=(0.9, 0.95), alpha=20.0, l1=1.0))
+    with processes("cpu") as world:
+        model, _ = train_language_model(config, "horst-muon-l1", 0, tmp_path, world)
+    blocks = {id(layer.param) for layer in find_layers(model, "blocks")}
+    for name, p in model.named_parameters():
+        assert bool((p == 0).any()) == (id(p) in blocks), name
+
+
+def test_horst_muon_l1_without_l1_is_horst_muon(tokens, tmp_path):
+    config = settings(tokens, optimization=Optimization(lr=4e-3, betas=(0.9, 0.95), alpha=20.0, l1=0.0))
+    with processes("cpu") as world:
+        found = {
+            name: train_language_model(config, name, 0, tmp_path / name, world)[0].state_dict()
+            for name in ("horst-muon", "horst-muon-l1")
+        }
+    assert_close(found["horst-muon-l1"], found["horst-muon"], rtol=0, atol=0)
 
 
 def test_horst_over_muon_is_muons_step_and_then_the_mirror_step():

@@ -34,8 +34,8 @@ from horst.optimizers.with_mirror_step import with_mirror_step
 from horst.sparsity import CAST, Sparsifier, find_layers
 
 Name = Literal[
-    "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-penalty", "adamw-l1", "horst-l1", "spred",
-    "dwf", "pilot", "sign-in", "madam", "lmd", "linbreg", "adabreg", "scion", "cast", "pat",
+    "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-penalty", "adamw-l1", "horst-l1",
+    "horst-muon-l1", "spred", "dwf", "pilot", "sign-in", "madam", "lmd", "linbreg", "adabreg", "scion", "cast", "pat",
 ]  # fmt: skip
 Decay = Literal["matrices", "all"]
 Alpha = float | Literal["auto"]
@@ -62,9 +62,11 @@ class Optimization:
             Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with like.
         matrix_lr: Learning rate of the matrices, for contenders whose updates have another size than Adam's; ``lr`` is
             then for the rest. None is each one's own default.
-        l1: Soft threshold of adamw-l1 and horst-l1: a weight shrinks by ``lr * l1`` per step, and Adam moves it by up
-            to ``lr``. With HORST it is for the matrices in the blocks, whatever gets the mirror step. For pat it is the
-            threshold per unit of the learning rates so far.
+        l1: Soft threshold of adamw-l1, horst-l1 and horst-muon-l1: a weight shrinks by ``lr * l1`` per step, and Adam
+            moves it by up to ``lr``. With HORST it is for the matrices in the blocks, whatever gets the mirror step.
+            Under Muon it is ``lr * muon_lr_ratio * l1`` for every shape of matrix, as the decay is: the factor that
+            scales Muon's updates to the size of AdamW's is left out. So ``l1`` means about the same under both. For
+            pat it is the threshold per unit of the learning rates so far.
         penalty: L1 penalty of adamw-penalty, added to the gradient; a small model's gradients are of the size of 1e-4.
         spred_decay: Decoupled decay of the factors of each matrix in the blocks, for spred and dwf.
         dwf_depth: Number of factors of deep weight factorisation.
@@ -86,13 +88,13 @@ class Optimization:
     decay: Decay = "matrices"
     mirror: MirrorOn = "matrices"
     no_mirror: tuple[str, ...] = ()
-    alpha: Alpha = option(5.0, read_by=("horst", "horst-muon", "horst-l1", "hyperbolic"))
-    beta: float = option(0.0, read_by=("horst", "horst-muon", "horst-l1"))
+    alpha: Alpha = option(5.0, read_by=("horst", "horst-muon", "horst-l1", "horst-muon-l1", "hyperbolic"))
+    beta: float = option(0.0, read_by=("horst", "horst-muon", "horst-l1", "horst-muon-l1"))
     ham_alpha: float = option(200.0, read_by=("ham",))
     ham_beta: float = option(0.0, read_by=("ham",))
-    muon_lr_ratio: float = option(1.0, read_by=("muon", "horst-muon"))
+    muon_lr_ratio: float = option(1.0, read_by=("muon", "horst-muon", "horst-muon-l1"))
     matrix_lr: float | None = option(None, read_by=("madam", "lmd", "linbreg", "adabreg", "scion"))
-    l1: float = option(0.1, read_by=("adamw-l1", "horst-l1", "pat"))
+    l1: float = option(0.1, read_by=("adamw-l1", "horst-l1", "horst-muon-l1", "pat"))
     penalty: float = option(1e-4, read_by=("adamw-penalty",))
     spred_decay: float = option(0.5, read_by=("spred", "dwf"))
     dwf_depth: int = option(3, read_by=("dwf",))
@@ -158,7 +160,7 @@ class Optimization:
             beta=beta,
             mirror="blocks" if in_blocks else self.mirror,
             no_mirror=() if in_blocks else self.no_mirror,
-            l1=self.l1 if name == "horst-l1" else 0.0,
+            l1=self.l1 if name in ("horst-l1", "horst-muon-l1") else 0.0,
         )
         for group in groups:
             if self.decay == "all":
@@ -235,11 +237,16 @@ def _hyperbolic(given: Optimization, model: nn.Module, groups: Groups) -> Optimi
 
 
 def _muon(given: Optimization, model: nn.Module, groups: Groups, *, mirror: bool = False) -> Optimizer:
-    """Muon for the matrices in the blocks and AdamW for the rest, each with the mirror step if wanted."""
+    """Muon for the matrices in the blocks and AdamW for the rest, each with the mirror step if wanted.
+
+    Groups with an ``l1`` shrink after the mirror step, which would take an earlier shrinking for part of Muon's step.
+    """
     matrices, rest = _divide(groups, [layer.param for layer in find_layers(model, "blocks")])
     muon = torch.optim.Muon(matrices, lr=given.lr * given.muon_lr_ratio, adjust_lr_fn="match_rms_adamw")
     if mirror:
-        return Together(with_mirror_step(muon, alpha=given.alpha, beta=given.beta), HORST(rest, **given.adam))
+        mirrored = with_mirror_step(muon, alpha=given.alpha, beta=given.beta)
+        soft_threshold(mirrored)
+        return Together(mirrored, HORST(rest, **given.adam))
     return Together(muon, torch.optim.AdamW(rest, **given.adam))
 
 
@@ -330,6 +337,7 @@ _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Groups], Optimizer]] = {
     "hyperbolic": _hyperbolic,
     "muon": _muon,
     "horst-muon": partial(_muon, mirror=True),
+    "horst-muon-l1": partial(_muon, mirror=True),
     "scion": _scion,
     "pat": _pat,
 }

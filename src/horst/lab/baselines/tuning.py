@@ -64,6 +64,8 @@ _ALPHA: Grid = {"alpha": (5.0, 20.0)}
 _HORST: Grid = {"alpha": (5.0, "auto"), "mirror": ("all",)}
 _HORST_L1: Grid = {"alpha": ("auto",), "mirror": ("all",)}
 _BLOCKS: Grid = {"mirror": ("blocks",)}  # where AdamW has its l1
+# Of the tries of horst-muon, this alpha is the better one on text; with it a learning rate of 8e-3 broke.
+_MUON_L1: Grid = {"alpha": (20.0,)}
 
 CONTENDERS: dict[Name, Contender] = {
     "adamw": Contender(
@@ -93,6 +95,13 @@ CONTENDERS: dict[Name, Contender] = {
         source="the paper, Section 4",
         language={**_LR, **_ALPHA},
         vision={**_VISION_LR, **_ALPHA},
+    ),
+    "horst-muon-l1": Contender(
+        about="Muon in the blocks and AdamW elsewhere, each with the mirror step, and a soft threshold of the blocks",
+        formula="soft(HORST-Muon's theta, lr l1)",
+        source="this library",
+        language={"lr": (2e-3, 4e-3), "l1": (0.02, 0.05, 0.1), **_MUON_L1},
+        vision={"lr": (1e-3, 3e-3), "l1": (0.01, 0.03, 0.1), **_MUON_L1},
     ),
     "hyperbolic": Contender(
         about="The exact mirror step of the hyperbolic entropy along Adam's direction",

@@ -24,6 +24,7 @@ LABELS = {
     "adamw-penalty": "AdamW, L1 in the gradient",
     "adamw-l1": "AdamW",
     "horst-l1": "HORST",
+    "horst-muon-l1": "HORST over Muon",
     "spred": "spred",
     "dwf": "deep weight factorisation",
     "pilot": "PILoT",
@@ -76,7 +77,7 @@ def short_label(optimizer: str) -> str:
         >>> short_label("horst-l1"), short_label("unknown")
         ('HORST and l1', 'unknown')
     """
-    return LABELS.get(optimizer, optimizer) + (" and l1" if optimizer in ("adamw-l1", "horst-l1") else "")
+    return LABELS.get(optimizer, optimizer) + (" and l1" if optimizer.endswith("-l1") else "")
 
 
 def by_line(rows: Sequence[Row]) -> dict[str, list[Row]]:

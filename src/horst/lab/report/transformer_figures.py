@@ -21,6 +21,7 @@ COLOURS = {
     "adamw-penalty": "#56B4E9",
     "adamw-l1": "#6A51A3",
     "horst-l1": "#A50F15",
+    "horst-muon-l1": "#543005",
     "spred": "#737373",
     "dwf": "#252525",
     "pilot": "#BF812D",
