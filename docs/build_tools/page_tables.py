@@ -321,6 +321,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
     # these may not have been run
     "recovery": (RECOVERY, benchmark_tables.recovery_tables),
+    "recovery_small": (("benchmarks/results/recovery_byte_gpt.json",), benchmark_tables.recovery_tables),
     "sentence_embeddings": (
         ("benchmarks/results/sentence_embeddings_*.json",),
         benchmark_tables.sentence_embeddings_table,
