@@ -307,7 +307,7 @@ def test_a_log_that_cannot_be_opened_whole_leaves_no_file_open(tmp_path, monkeyp
 
     monkeypatch.setattr("horst.training.metrics.open", note, raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ModuleNotFoundError, match=r"horst-optim\[tensorboard\]"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "\.\[tensorboard\]"'):
         run(dataclasses.replace(PLAIN, tensorboard=True), tmp_path)
     assert files[0].closed
 

@@ -352,5 +352,5 @@ def test_the_digits_are_split_alike_every_time():
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.delitem(sys.modules, "sklearn.datasets", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "horst-optim\[lab\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "\.\[lab\]"'):
         read_digits()

@@ -348,5 +348,5 @@ def test_bad_sources_are_refused(root, changes, text):
 def test_without_torchvision_the_extra_is_named(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.delitem(sys.modules, "torchvision.transforms.v2", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "horst-optim\[vision\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "\.\[vision\]"'):
         make(root)
