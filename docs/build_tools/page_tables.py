@@ -5,14 +5,14 @@ A file name may be a pattern; it stands for all files that match, in alphabetica
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import benchmark_tables
 import compare_page
+import gpt2_tables
 import how_it_works
 
 from horst.lab.experiments.result import Result
@@ -21,68 +21,13 @@ from horst.lab.report.quality_figures import against_product, against_zeros
 from horst.lab.report.quality_tables import compare_words, quality_table
 from horst.lab.report.quickstart import language_table, recovery_table, vision_table
 from horst.lab.report.runs import LABELS
-from horst.lab.report.tables import Row, Table
+from horst.lab.report.tables import Table
 from horst.lab.report.transformer_figures import phases_and_overlap, quality_against_sparsity, weight_distributions
 from horst.lab.report.transformer_tables import digits_table, one_shot_table, speed_table, spread_table
 
 Part = Table | str
 Writer = Callable[[Sequence[Result]], Part | Sequence[Part]]
 RESULTS = "results/transformers"
-HEADLINE_LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8)
-HEADLINE_SETTINGS = ("lr", "beta2", "decay", "decay on")
-
-
-# One sparsity for each tensor, or one threshold for all tensors: which is better depends on l1.
-WAYS = {
-    "magnitude": "magnitude", "magnitude-global": "magnitude, one threshold",
-    "sparsegpt": "SparseGPT", "sparsegpt-global": "SparseGPT, one threshold",
-}  # fmt: skip
-
-
-def as_recommended(results: Sequence[Result], names: Mapping[str, str] = WAYS) -> list[Result]:
-    """The rows of models pruned as the guides say: with ``l1`` by one threshold for all tensors where that was run."""
-
-    def kept(result: Result) -> Result:
-        one_threshold = any(row.get("l1") and row["method"].endswith("-global") for row in result.rows)
-        rows = [
-            {**row, "method": names.get(row["method"], row["method"])}
-            for row in result.rows
-            if row["method"] == "dense" or row["method"].endswith("-global") == one_threshold
-        ]
-        return dataclasses.replace(result, rows=rows)
-
-    return [kept(result) for result in results]
-
-
-def headline_rows(row: Row) -> bool:
-    """AdamW and HORST, each without l1 and with it, at the levels of the README's table."""
-    return row["optimizer"] in ("adamw", "adamw-l1", "horst", "horst-l1") and row["sparsity"] in HEADLINE_LEVELS
-
-
-def gpt2_headline(results: Sequence[Result]) -> Table:
-    """The README's table: GPT-2 small pruned by magnitude and by SparseGPT, with settings, actual zeros and seeds."""
-    table = quality_table(
-        as_recommended(results), where=headline_rows, methods=tuple(WAYS.values()),
-        show=(*HEADLINE_SETTINGS, "pruned by"),
-    )  # fmt: skip
-    # settings that all rows share stand once, in the title
-    shared = {name: table.rows[0][i] for i, name in enumerate(table.columns)
-              if name in HEADLINE_SETTINGS and len({row[i] for row in table.rows}) == 1}  # fmt: skip
-    hidden = {*shared, "mirror step on"}
-    kept = [i for i, name in enumerate(table.columns) if i and name not in hidden]
-    title = "; ".join([table.columns[0], ", ".join(f"{name} {value}" for name, value in shared.items())])
-    rows = sorted([row[0], *(row[i] for i in kept)] for row in table.rows)
-    return Table(columns=[title, *(table.columns[i] for i in kept)], rows=rows)
-
-
-def whose_gain_table(results: Sequence[Result]) -> Table:
-    """One part at a time: nothing, l1, the mirror step on some tensors or on all, both."""
-    return quality_table(
-        results,
-        where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in HEADLINE_LEVELS,
-        methods=("magnitude", "sparsegpt"),
-        show=("mirror step on",),
-    )
 
 
 def gradient_scaling_table(results: Sequence[Result]) -> Table:
@@ -93,35 +38,6 @@ def gradient_scaling_table(results: Sequence[Result]) -> Table:
         both[row["scale_gradients"]].append(f"{100 * row['accuracy']:.2f}")
     rows = [[name, f"{lr:g}", ", ".join(both[False]), ", ".join(both[True])] for (name, lr), both in runs.items()]
     return Table(columns=["accuracy in % of each seed", "learning rate", "plain", "scaled"], rows=rows)
-
-
-def gpt2_headline_figure(results: Sequence[Result]) -> Any:
-    """The README's figure: perplexity against actual zeros, pruned by SparseGPT in the way that suits the model."""
-    return against_zeros(
-        as_recommended(results, {"sparsegpt-global": "sparsegpt"}),
-        where=lambda row: headline_rows(row) and row.get("l1") != 0.01,
-        methods=("sparsegpt",),
-        panels=lambda row: "GPT-2 small, pruned once by SparseGPT",
-    )
-
-
-def with_earlier_alpha(results: Sequence[Result]) -> list[Result]:
-    """The runs of GPT-2 at a second beta of 0.999 whose ``auto`` was an earlier rule's: an alpha * lr of 0.016."""
-
-    def named(result: Result) -> Result:
-        rows = [{**row, "alpha": 15.8} if row["alpha"] == "auto" else row for row in result.rows]
-        return dataclasses.replace(result, rows=rows) if result.environment["commit"][:7] == "ea2b902" else result
-
-    return [named(result) for result in results]
-
-
-def gpt2_table(results: Sequence[Result]) -> Table:
-    """AdamW and HORST by way of pruning; Table 6 has HAM, and one threshold for all tensors has its own table."""
-    return quality_table(
-        with_earlier_alpha(results),
-        where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in (*HEADLINE_LEVELS, 0.3),
-        methods=("magnitude", "sparsegpt"), free=True,
-    )  # fmt: skip
 
 
 def by_rate(results: Sequence[Result]) -> list[Part]:
@@ -214,7 +130,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Name of the marker on a page -> result files and the function that writes its block.
 TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
-    "gpt2_headline": (GPT2_HEADLINE, gpt2_headline),
+    "gpt2_headline": (GPT2_HEADLINE, gpt2_tables.gpt2_headline),
     "fine_tuning": (("benchmarks/results/fine_tuning_smollm2.json",), benchmark_tables.fine_tuning_table),
     "quickstart": (
         ("results/quickstart.json",),
@@ -254,22 +170,22 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "compare_language": (COMPARE_LANGUAGE, compare_page.comparison),
     "compare_vision": (COMPARE_VISION, compare_page.comparison),
     "compare_muon_l1": (files("compare_muon_l1"), functools.partial(compare_page.comparison, figure=False)),
-    "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_table),
-    "whose_gain": (WHOSE_GAIN, whose_gain_table),
-    "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_table),
+    "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_tables.gpt2_table),
+    "whose_gain": (WHOSE_GAIN, gpt2_tables.whose_gain_table),
+    "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_tables.gpt2_table),
     "frontier_free_gpt2": (
         (*GPT2_PAPERS_BETA2, *GPT2_LONG_MEMORY),
         lambda results: quality_table(
-            with_earlier_alpha(results),
+            gpt2_tables.with_earlier_alpha(results),
             best_over=("lr", "beta2", "l1"),
             methods=("magnitude", "sparsegpt"),
             free=True,
-            where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in HEADLINE_LEVELS,
+            where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in gpt2_tables.HEADLINE_LEVELS,
         ),
     ),
     "frontier_deit": (DEIT, acdc_table),
     "deit_earlier_rule": (DEIT_EARLIER, acdc_table),
-    "rate_too_large_gpt2": (files("table6_gpt2_wikipedia", "rate_of_0.1/table6_gpt2"), gpt2_table),
+    "rate_too_large_gpt2": (files("table6_gpt2_wikipedia", "rate_of_0.1/table6_gpt2"), gpt2_tables.gpt2_table),
     "rate_too_large_deit": (files("table1_cifar10_adamw", "rate_of_0.1/table1_cifar10"), acdc_table),
     "rate_of_a_tenth": (files("rate_of_0.1/frontier_language"), frontier.tuned_table),
     "frontier_tuned": (LANGUAGE, frontier.tuned_table),
@@ -361,7 +277,7 @@ GEOMETRY_FIGURES: dict[str, Callable[[Result], Any]] = {
 
 # Figure file -> result files and the function that draws it.
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = {
-    "docs/figures/gpt2_headline.svg": (GPT2_HEADLINE, gpt2_headline_figure),
+    "docs/figures/gpt2_headline.svg": (GPT2_HEADLINE, gpt2_tables.gpt2_headline_figure),
     "docs/figures/figure1_weight_spread.png": (FIGURE1, histograms("Weights of pretrained models")),
     "docs/figures/figure3_cifar10_weights.png": (
         files(*(f"table1_cifar10_{name}" for name in ("adamw", "ham", "alpha5_90"))), kept_weights_figure

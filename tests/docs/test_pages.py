@@ -6,6 +6,7 @@ import re
 
 import benchmark_tables
 import matplotlib
+import gpt2_tables
 import page_tables
 import pages
 import pytest
@@ -57,7 +58,7 @@ def test_a_pattern_stands_for_the_files_that_match_and_a_name_must_be_there(tmp_
 
 
 def headline_of(*results):
-    return page_tables.gpt2_headline(results)
+    return gpt2_tables.gpt2_headline(results)
 
 
 def with_rows(result, rows, **optimization):
