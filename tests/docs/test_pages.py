@@ -5,8 +5,8 @@ import pathlib
 import re
 
 import benchmark_tables
-import matplotlib
 import gpt2_tables
+import matplotlib
 import page_tables
 import pages
 import pytest
