@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
         "gpu": ", ".join(_describe(i) for i in range(torch.cuda.device_count())) if cuda else "none",
     }
     packages = [
-        {"package": p, "version": _version(p) or "not installed", "extra": f"horst-optim[{e}]"}
+        {"package": p, "version": _version(p) or "not installed", "installed by": f'pip install ".[{e}]"'}
         for p, e in EXTRA_OF.items()
     ]
     return {"versions": versions, "backends": list(try_backends(cuda)), "packages": packages}
