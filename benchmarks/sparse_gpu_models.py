@@ -2,8 +2,8 @@
 
 - ``generate``: transformers' own loop. The host's time counts, and is most of it.
 - ``static``: the same with a static cache, for which transformers compiles the step of decoding, with CUDA graphs.
-- ``graph``: one step of decoding captured in a CUDA graph by hand.
-- ``compiled``: one compiled step, captured.
+- ``graph``: ``horst.export.Decoder``, whose step is captured in a CUDA graph.
+- ``compiled``: the same with a compiled step.
 
 Dense and sparse are alike in all but their layers. A way that fails leaves a note; the others still count.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from horst.export import SparseLinear, sparsify
+from horst.export import Decoder, SparseLinear, sparsify
 from horst.extras import load_extra
 
 # The shapes of Llama 3.2 1B and Llama 3 8B, with a small vocabulary, whose matrix stays dense.
@@ -31,6 +30,7 @@ MODELS = {
 }
 VOCABULARY = 32000
 NEW_TOKENS = 64
+ROUNDS = 7
 device = torch.device("cuda")
 
 
@@ -61,51 +61,6 @@ def llama(size: str, sparsity: float) -> nn.Module:
     return model
 
 
-class Decoding:
-    """One decoding step after a prompt, captured in a CUDA graph; each replay adds a token."""
-
-    def __init__(self, model: nn.Module, prompt: Tensor, length: int, compiled: bool) -> None:
-        cache = load_extra("transformers").StaticCache(config=model.config, max_cache_len=length)
-        places = torch.arange(length, device=device)
-        start = prompt.shape[1]
-        mask = (places[None, :] <= places[:start, None]).view(1, 1, start, length)
-        self.position = torch.full((1, 1), start, device=device)
-        knows_positions = "cache_position" in inspect.signature(model.forward).parameters
-
-        def forward(ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-            extra = {"cache_position": positions[0]} if knows_positions else {}
-            options = {"past_key_values": cache, "position_ids": positions, "attention_mask": mask, "use_cache": True}
-            return model(ids, **options, **extra).logits[:, -1:]
-
-        step = torch.compile(forward) if compiled else forward
-        self.logits = forward(prompt, places[None, :start], mask)
-        self.token = self.logits.argmax(-1)
-
-        def decode() -> None:
-            logits = step(self.token, self.position, (places <= self.position[0]).view(1, 1, 1, length))
-            self.token.copy_(logits.argmax(-1))
-            self.position.add_(1)
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                decode()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            decode()
-
-    def seconds(self, tokens: int) -> float:
-        """Seconds per token, of ``tokens`` in a row."""
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(tokens):
-            self.graph.replay()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / tokens
-
-
 def generation(options: dict[str, Any]) -> Callable[[dict[str, nn.Module], Tensor], dict[str, float]]:
     """Seconds per new token by transformers' generate: the median of four, after two that compile and capture."""
 
@@ -126,11 +81,20 @@ def generation(options: dict[str, Any]) -> Callable[[dict[str, nn.Module], Tenso
 
 
 def decoding(compiled: bool) -> Callable[[dict[str, nn.Module], Tensor], dict[str, float]]:
-    """Seconds per new token by one step in a graph, the median of seven rounds."""
+    """Seconds per new token by one step in a graph, the median of several rounds of one text."""
+
+    def seconds(decoder: Decoder) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        decoder.advance(NEW_TOKENS)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / NEW_TOKENS
 
     def measure(models: dict[str, nn.Module], prompt: Tensor) -> dict[str, float]:
-        steps = {name: Decoding(model, prompt, 1024, compiled) for name, model in models.items()}
-        rounds = [{name: step.seconds(NEW_TOKENS) for name, step in steps.items()} for _ in range(7)]
+        decoders = {name: Decoder(model, length=1024, compile=compiled) for name, model in models.items()}
+        for decoder in decoders.values():
+            decoder.start(prompt)
+        rounds = [{name: seconds(decoder) for name, decoder in decoders.items()} for _ in range(ROUNDS)]
         return {name: statistics.median(one[name] for one in rounds) for name in models}
 
     return measure
@@ -145,8 +109,16 @@ WAYS: dict[str, tuple[str, Callable[[dict[str, nn.Module], Tensor], dict[str, fl
 }
 
 
+def free_memory() -> None:
+    """Let go of what models that are no longer used have left: compiled code, and memory that torch keeps."""
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def bench_model(report: Report, size: str, sparsity: float, ways: Sequence[str]) -> None:
     """Tokens per second of one text, and memory, dense and sparse."""
+    free_memory()  # of the model before this one
     before = torch.cuda.memory_allocated()
     dense = llama(size, sparsity)
     memory = {"dense": torch.cuda.memory_allocated() - before}
@@ -178,6 +150,8 @@ def bench_model(report: Report, size: str, sparsity: float, ways: Sequence[str])
             first = str(failure).splitlines()[0] if str(failure) else ""
             report.note(f"Llama {size}, {words}: {type(failure).__name__}: {first}")
             continue
+        finally:
+            gc.collect()  # graphs and caches of this way
         for name, taken in seconds.items():
             found = {"way": words, "form": name, "tokens_per_second": 1 / taken, "milliseconds": 1e3 * taken}
             found |= {"times_faster": seconds["dense"] / taken, "memory_bytes": memory[name]}

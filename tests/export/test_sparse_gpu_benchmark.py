@@ -40,6 +40,7 @@ def test_each_way_has_a_row_per_form_and_a_failure_leaves_a_note(monkeypatch):
     monkeypatch.setattr(models, "device", torch.device("cpu"))
     monkeypatch.setattr(models, "sparsify", sparse)
     monkeypatch.setattr(models, "NEW_TOKENS", 3)
+    monkeypatch.setattr(models, "ROUNDS", 2)
     monkeypatch.setitem(models.MODELS, "1b", {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1})
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(counter))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -47,10 +48,10 @@ def test_each_way_has_a_row_per_form_and_a_failure_leaves_a_note(monkeypatch):
     def fails(found, prompt):
         raise RuntimeError("no such cache\nand more")
 
-    monkeypatch.setitem(models.WAYS, "graph", ("graph", fails))
+    monkeypatch.setitem(models.WAYS, "compiled", ("compiled graph", fails))
     report = Report()
-    models.bench_model(report, "1b", 0.9, ["generate", "static", "graph"])
+    models.bench_model(report, "1b", 0.9, ["generate", "static", "graph", "compiled"])
     ways = [(row["way"], row["form"]) for row in report.rows]
-    assert ways == list(itertools.product(["generate", "generate, static cache"], ["dense", "sparse"]))
+    assert ways == list(itertools.product(["generate", "generate, static cache", "graph"], ["dense", "sparse"]))
     assert all(row["tokens_per_second"] > 0 and row["sparse_layers"] == 7 for row in report.rows)
-    assert report.notes[-1] == "Llama 1b, graph: RuntimeError: no such cache"
+    assert report.notes[-1] == "Llama 1b, compiled graph: RuntimeError: no such cache"

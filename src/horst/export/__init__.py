@@ -2,6 +2,7 @@
 
 from horst.export.comparison import Comparison, compare
 from horst.export.cpu_kernels import Plan, plan_for
+from horst.export.generation import Decoder, generate
 from horst.export.hf import load_pretrained, save_hugging_face
 from horst.export.int8_head import Int8Embedding, Int8Linear, quantize_head
 from horst.export.onnx import export_onnx
@@ -13,6 +14,7 @@ from horst.files import InvalidFileError
 
 __all__ = [
     "Comparison",
+    "Decoder",
     "Int8Embedding",
     "Int8Linear",
     "InvalidFileError",
@@ -21,6 +23,7 @@ __all__ = [
     "StoredTensor",
     "compare",
     "export_onnx",
+    "generate",
     "is_two_four",
     "load_pretrained",
     "load_sparse",

@@ -1,0 +1,173 @@
+"""Greedy generation with a fixed cache: the tokens of transformers' own loop, what follows an end, and errors."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from horst.export import Decoder, Plan, SparseLinear, generate, generation, sparse_linear, sparsify
+
+transformers = pytest.importorskip("transformers")
+NO_ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+
+
+def small(kind, **options):
+    if kind == "gpt2":
+        sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64, "n_positions": 96}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **NO_ENDS, **options))
+    else:
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+        config = transformers.LlamaConfig(**sizes, **heads, **NO_ENDS, max_position_embeddings=96, **options)
+        model = transformers.LlamaForCausalLM(config)
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and (".layers." in name or ".h." in name):
+            p.data = 10 * p.data * (torch.rand_like(p) > 0.6)  # large: tokens that differ
+    return model.eval()
+
+
+def prompt_of(texts=1, tokens=7):
+    return torch.randint(1, 64, (texts, tokens))
+
+
+def by_transformers(model, prompt, **options):
+    return model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **options)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("texts", [1, 2])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("new", [1, 40])
+def test_tokens_are_those_of_transformers(kind, texts, attention, new):
+    model, prompt = small(kind, attn_implementation=attention), prompt_of(texts)
+    expected = by_transformers(model, prompt, max_new_tokens=new)
+    found = generate(model, prompt, max_new_tokens=new)
+    assert new == 1 or len(expected[0, 7:].unique()) > 4
+    assert torch.equal(found, expected)
+    assert torch.equal(generate(model, prompt.int(), max_new_tokens=new), expected)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_tokens_of_a_sparse_model_are_those_of_the_dense_one(kind, monkeypatch):
+    model, prompt = small(kind), prompt_of(2)
+    plan = Plan({1: {"dense": 1.0, "bag": 0.1}})
+    monkeypatch.setattr(sparse_linear, "plan_for", lambda weight, tokens: plan)
+    sparse = sparsify(copy.deepcopy(model))
+    assert sum(isinstance(module, SparseLinear) for module in sparse.modules()) == {"gpt2": 8, "llama": 14}[kind]
+    expected = by_transformers(model, prompt, max_new_tokens=20)
+    assert torch.equal(generate(sparse, prompt, max_new_tokens=20), expected)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("checked", [1, 3, 32])
+def test_a_text_ends_and_is_padded_as_by_transformers(kind, checked, monkeypatch):
+    monkeypatch.setattr(generation, "_TOKENS_PER_CHECK", checked)
+    model, prompt = small(kind), prompt_of(2)
+    free = by_transformers(model, prompt, max_new_tokens=30)[:, 7:]
+    decoder = Decoder(model, length=37, batch_size=2)
+    cases = [[int(free[0, at])] for at in (0, 3, 12, 29)] + [[int(free[0, 2]), int(free[1, 8])]]
+    for ends in cases:
+        expected = by_transformers(model, prompt, max_new_tokens=30, eos_token_id=ends, pad_token_id=63)
+        options = {"max_new_tokens": 30, "pad_token_id": 63}
+        assert torch.equal(decoder.generate(prompt, eos_token_id=ends, **options), expected)
+    assert expected.shape[1] < 37  # both ended
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = cases[0][0], None
+    assert torch.equal(generate(model, prompt, max_new_tokens=30), by_transformers(model, prompt, max_new_tokens=30))
+    assert torch.equal(generate(model, prompt, max_new_tokens=30, eos_token_id=())[:, 7:], free)
+
+
+def test_a_decoder_serves_prompts_of_all_lengths():
+    model = small("llama")
+    decoder = Decoder(model, length=40)
+    for tokens in (20, 3, 39, 1):
+        prompt = prompt_of(1, tokens)
+        new = min(40 - tokens, 9)
+        found = decoder.generate(prompt, max_new_tokens=new)
+        assert torch.equal(found, by_transformers(model, prompt, max_new_tokens=new))
+    decoder.start(prompt)
+    assert torch.equal(decoder.advance(5), by_transformers(model, prompt, max_new_tokens=6)[:, -1:])
+
+
+def test_a_compiled_step_gives_the_same_tokens():
+    model, prompt = small("llama"), prompt_of()
+    compiled = Decoder(model, length=20, compile=True)
+    assert torch.equal(compiled.generate(prompt, max_new_tokens=8), by_transformers(model, prompt, max_new_tokens=8))
+
+
+def test_modes_of_model_and_torch_are_kept():
+    model, prompt = small("gpt2", resid_pdrop=0.5, embd_pdrop=0.5), prompt_of()
+    expected = by_transformers(model, prompt, max_new_tokens=8)
+    model.train()
+    model.transformer.h[0].eval()
+    with torch.inference_mode():
+        decoder = Decoder(model, length=20)
+        assert torch.equal(decoder.generate(prompt, max_new_tokens=8), expected)
+    assert torch.equal(decoder.generate(prompt, max_new_tokens=8), expected)
+    assert model.training
+    assert not model.transformer.h[0].training
+    assert torch.is_grad_enabled()
+    model.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = generate(model, prompt, max_new_tokens=8)
+        assert torch.is_autocast_cache_enabled()
+        assert torch.equal(found, by_transformers(model, prompt, max_new_tokens=8))
+
+
+PROMPT = torch.ones(1, 4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ([[1, 2]], {}, TypeError, "prompt must be a tensor of token ids, got list"),
+        (PROMPT.float(), {}, TypeError, r"int64 or int32, got torch.float32. Call prompt.long\(\)"),
+        (PROMPT[0], {}, ValueError, r"texts x tokens with at least one of each, got shape \(4,\). For one text"),
+        (PROMPT[:, :0], {}, ValueError, r"got shape \(1, 0\)"),
+        (PROMPT, {"max_new_tokens": 0}, ValueError, "max_new_tokens must be a whole number of at least 1, got 0"),
+        (PROMPT, {"max_new_tokens": 2.5}, ValueError, "at least 1, got 2.5"),
+        (
+            PROMPT,
+            {"max_new_tokens": 93},
+            ValueError,
+            r"model's 96 positions \(max_position_embeddings\), got 97 tokens",
+        ),
+        (PROMPT, {"graph": True}, ValueError, "graph=True needs a model on a CUDA device, got one on cpu"),
+    ],
+)
+def test_wrong_arguments_are_refused(prompt, options, error, words):
+    with pytest.raises(error, match=words):
+        generate(small("gpt2"), prompt, **{"max_new_tokens": 3, **options})
+
+
+def test_wrong_models_are_refused():
+    t5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 64}
+    others = [nn.Linear(2, 2), small("gpt2").transformer]
+    others.append(transformers.T5ForConditionalGeneration(transformers.T5Config(**t5, decoder_start_token_id=0)))
+    for model in others:
+        with pytest.raises(TypeError, match=f"causal language model of transformers, got {type(model).__name__}. Load"):
+            generate(model, PROMPT, max_new_tokens=3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8}
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, **heads))
+    with pytest.raises(ValueError, match=r"StaticSlidingWindowLayer.*Use model.generate\(\)"):
+        generate(model, PROMPT, max_new_tokens=3)
+    model = small("llama")
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="attention must be sdpa or eager, got flex_attention"):
+        generate(model, PROMPT, max_new_tokens=3)
+
+
+def test_a_decoder_refuses_what_does_not_fit():
+    decoder = Decoder(small("gpt2"), length=8)
+    with pytest.raises(RuntimeError, match=r"Call start\(prompt\) first"):
+        decoder.advance(1)
+    with pytest.raises(ValueError, match="need a length of 9, the decoder's is 8"):
+        decoder.generate(PROMPT, max_new_tokens=5)
+    with pytest.raises(ValueError, match="made for batch_size=1, got 2 texts"):
+        decoder.generate(PROMPT.expand(2, 4), max_new_tokens=2)
+    with pytest.raises(ValueError, match="A prompt of 8 tokens leaves no room in length=8"):
+        decoder.start(prompt_of(1, 8))
+    decoder.start(PROMPT)
+    with pytest.raises(ValueError, match=r"tokens must lie in \[0, 3\]"):
+        decoder.advance(4)
