@@ -6,6 +6,7 @@ With sparse layers a step takes less time than Python needs to launch its kernel
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -63,7 +64,10 @@ class Decoder:
     Keys and values lie in a cache of fixed size, so that every step is the same work on the same memory. Decoding is
     greedy: ``model.generation_config`` is read for the tokens that end a text, not for sampling or penalties. Models
     with sliding windows or with layers other than attention are refused. Do not move or convert the model while a
-    decoder of it is in use; weights may change in place. Autocast counts as it is when the decoder is made.
+    decoder of it is in use; weights may change in place.
+
+    For lower precision convert the model to bfloat16. Under autocast, models with rotary positions fail: their keys
+    are float32, their values are not, and the cache takes one dtype.
 
     Args:
         model: Causal language model of transformers, dense or after :func:`horst.export.sparsify`.
@@ -209,7 +213,7 @@ class Decoder:
             self._last.zero_()
             self._call(_logits, self._tokens[:, :1], self._places[:1])
 
-        side = torch.cuda.Stream()
+        side = _side_stream(self.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP_STEPS):
@@ -218,7 +222,7 @@ class Decoder:
             begin()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=side):
             self._step()
 
     @contextlib.contextmanager
@@ -230,6 +234,12 @@ class Decoder:
         # tensors of inference mode could not be changed outside it
         with device, autocast, torch.inference_mode(False), torch.no_grad(), evaluating(self.model):
             yield
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all decoders: cuBLAS keeps 32 MiB per stream that it has seen."""
+    return torch.cuda.Stream(device)
 
 
 def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
