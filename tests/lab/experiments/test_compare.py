@@ -219,8 +219,9 @@ def test_a_name_stands_for_its_line(text, tmp_path):
     assert {len(each.tries) for each in found} == {6}
 
 
-@pytest.mark.parametrize("name", ["compare_language", "compare_vision"])
-@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("name", "scale"), [("compare_language", "cpu"), ("compare_vision", "cpu"), ("compare_vision", "gpu")]
+)
 def test_the_recipes_give_every_contender_as_many_tries(name, scale):
     config = RECIPES[name].scales[scale]()
     found = list(compare.contenders_of(config))
@@ -232,9 +233,12 @@ def test_the_recipes_give_every_contender_as_many_tries(name, scale):
     assert len(budgets) == 1
 
 
-def test_the_gpu_recipe_has_the_second_beta_of_the_recommended_gpt2_setting():
-    found = compare.contenders_of(RECIPES["compare_language"].scales["gpu"]())
-    assert {point.run.optimization.betas for each in found for point in each.tries} == {(0.9, 0.999)}
+def test_the_gpu_recipe_gives_each_optimizer_the_settings_that_suit_it():
+    found = compare.contenders_of(RECIPES["compare_vision"].scales["gpu"]())
+    given = {each.name: each.tries[0].run.optimization for each in found}
+    assert given["adamw+set"].betas == (0.9, 0.999)
+    assert given["adamw+set"].weight_decay == 0.1
+    assert {(o.betas, o.weight_decay) for name, o in given.items() if "horst" in name} == {((0.9, 0.95), 1.0)}
 
 
 def test_the_state_of_adamw_is_two_numbers_per_weight(text, tmp_path):

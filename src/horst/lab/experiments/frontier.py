@@ -33,7 +33,7 @@ from horst.training import NonFiniteLoss, World, processes
 Device = Literal["auto", "cpu"]
 _WHOLE_NUMBERS = ("width", "steps", "epochs", "seeds", "dwf_depth", "sign_in_every")
 _WORDS = ("mirror", "no_mirror", "decay", "methods")
-_OWN = ("alpha_lr", "sparsity", *_WHOLE_NUMBERS, "methods")
+_OWN = ("alpha_lr", "beta2", "sparsity", *_WHOLE_NUMBERS, "methods")
 _OPTIMIZATION = tuple(field.name for field in dataclasses.fields(Optimization) if field.name != "betas")
 
 
@@ -44,8 +44,8 @@ class LanguageStudy:
     Args:
         run: Settings that all points share unless they name another.
         points: Contenders with their settings, such as ``"horst lr=2e-3,8e-3 alpha=5,auto"``; several values are a
-            grid. Settings are those of the optimization, ``alpha_lr`` (alpha times the learning rate), ``width``,
-            ``steps``, ``seeds``, and ``methods``, which is one of the pruning methods or ``all`` of them.
+            grid. Settings are those of the optimization, ``beta2``, ``alpha_lr`` (alpha times the learning rate),
+            ``width``, ``steps``, ``seeds``, and ``methods``, which is one of the pruning methods or ``all`` of them.
         methods: Pruning methods of points with ``methods=all``; other points are pruned by magnitude.
         sparsities: Sparsities of the pruned tensors; the dense model is always there.
         seeds: Seeds of weights and data order.
@@ -76,8 +76,8 @@ class VisionStudy:
     Args:
         run: Settings that all points share unless they name another.
         points: Contenders with their settings, such as ``"adamw lr=1e-3,3e-3 sparsity=0.9,0"``; several values are a
-            grid. Settings are those of the optimization, ``alpha_lr`` (alpha times the learning rate), ``width``,
-            ``epochs``, ``seeds``, ``sparsity`` (0 trains dense), and ``methods``:
+            grid. Settings are those of the optimization, ``beta2``, ``alpha_lr`` (alpha times the learning rate),
+            ``width``, ``epochs``, ``seeds``, ``sparsity`` (0 trains dense), and ``methods``:
             one of :data:`~horst.lab.experiments.mask_methods.Method`.
         sparsity: Sparsity of the masked layers at the end of training, of points that name none.
         seeds: Seeds of weights, data order and augmentation.
@@ -250,6 +250,8 @@ def _changed(run: Any, settings: dict[str, Any]) -> Any:
         own["warmup_steps"] = round(run.warmup_steps * own["steps"] / run.steps)
     if "width" in rest:
         own["model"] = dataclasses.replace(run.model, width=rest.pop("width"))
+    if "beta2" in rest:
+        rest["betas"] = (run.optimization.betas[0], rest.pop("beta2"))
     if "alpha_lr" in rest:
         rest["alpha"] = float(f"{rest.pop('alpha_lr') / rest.get('lr', run.optimization.lr):.9g}")
     return dataclasses.replace(run, optimization=dataclasses.replace(run.optimization, **rest), **own)
