@@ -1,12 +1,14 @@
 """Greedy generation with a fixed cache: the tokens of transformers' own loop, what follows an end, and errors."""
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
 
-from horst.export import Decoder, Plan, SparseLinear, generate, generation, sparse_linear, sparsify
+from horst.export import Decoder, Plan, SparseLinear, decode_attention, generate, generation, sparse_linear, sparsify
+from horst.kernels.backends import runs_kernels
 
 transformers = pytest.importorskip("transformers")
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -112,6 +114,132 @@ def test_modes_of_model_and_torch_are_kept():
         found = generate(model, prompt, max_new_tokens=8)
         assert torch.is_autocast_cache_enabled()
         assert torch.equal(found, by_transformers(model, prompt, max_new_tokens=8))
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The kernel decodes on a CPU too."""
+    if not runs_kernels(torch.ones(1)):
+        pytest.skip("needs Triton's interpreter; with a CUDA device tests/gpu has these tests")
+    monkeypatch.setattr(decode_attention, "_DEVICES", ("cpu", "cuda"))
+
+
+@pytest.fixture
+def calls(interpreted, monkeypatch):
+    """The number of places at each call of the kernel."""
+    lengths, kernel = [], decode_attention.decode_attention
+
+    def counted(query, key, value, mask, scale):
+        lengths.append(key.shape[2])
+        return kernel(query, key, value, mask, scale)
+
+    monkeypatch.setattr(decode_attention, "decode_attention", counted)
+    return lengths
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_tokens_by_the_kernel_are_those_of_transformers(kind, calls):
+    model, prompt = small(kind), prompt_of(2)
+    found = generate(model, prompt, max_new_tokens=9)
+    assert calls == 2 * 8 * [16]  # two layers; the prompt gives the first of nine tokens
+    assert torch.equal(found, by_transformers(model, prompt, max_new_tokens=9))
+    assert len(calls) == 2 * 8
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_compiled_step_holds_the_kernel(monkeypatch):
+    model, prompt = small("llama"), prompt_of()
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=keep, fullgraph=True))
+    found = generate(model, prompt, max_new_tokens=6, compile=True)
+    assert torch.equal(found, by_transformers(model, prompt, max_new_tokens=6))
+    assert len(graphs) == 1
+    assert sum(node.target is torch.ops.horst.decode_attention for node in graphs[0].graph.nodes) == 2
+
+
+def test_the_models_attention_is_put_back_when_a_call_fails(calls, monkeypatch):
+    model = small("llama")
+    decoder = Decoder(model, length=8)
+    seen = []
+
+    def fail(*args):
+        seen.append(model.config._attn_implementation)
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(decode_attention, "decode_attention", fail)
+    decoder.start(PROMPT)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        decoder.advance(1)
+    assert seen == [decode_attention.NAME]
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_attention_of_another_kind_is_left_alone(calls, monkeypatch):
+    prompt = prompt_of()
+    eager = small("llama", attn_implementation="eager")
+    assert torch.equal(generate(eager, prompt, max_new_tokens=4), by_transformers(eager, prompt, max_new_tokens=4))
+    model = small("llama")
+    assert decode_attention.configs_to_switch(model) == [model.config]
+    # a model that does something of its own for the name
+    monkeypatch.setattr(decode_attention, "_asks_for_sdpa", lambda module: True)
+    assert decode_attention.configs_to_switch(model) == []
+    monkeypatch.undo()
+    assert decode_attention._asks_for_sdpa("transformers.models.falcon.modeling_falcon")
+    assert not decode_attention._asks_for_sdpa("transformers.models.llama.modeling_llama")
+    assert calls == []
+
+
+def test_versions_of_transformers_without_a_registry_keep_sdpa(calls, monkeypatch):
+    monkeypatch.setattr(decode_attention, "load_extra", lambda name: object())
+    decode_attention._register.cache_clear()
+    model = small("llama")
+    assert generate(model, PROMPT, max_new_tokens=3).shape == (1, 7)
+    assert calls == []
+    decode_attention._register.cache_clear()
+
+
+SPECIAL = {
+    "softcap": {"softcap": 30.0},
+    "sinks": {"s_aux": torch.zeros(4)},
+    "window": {"sliding_window": 3},
+    "bias": {"position_bias": torch.zeros(1, 4, 1, 6)},
+    "dropout": {"dropout": 0.5},
+    "unknown": {"something_new": 1},
+    "no mask": {"attention_mask": None},
+    "added mask": {"attention_mask": torch.zeros(1, 1, 1, 6)},
+    "mask per head": {"attention_mask": torch.ones(1, 4, 1, 6) > 0},
+    "two tokens": {"query": torch.randn(1, 4, 2, 8), "attention_mask": torch.ones(1, 1, 2, 6) > 0},
+    "float64": {name: torch.randn(1, 4, 1 if name == "query" else 6, 8).double() for name in ("query", "key", "value")},
+    "other value size": {"value": torch.randn(1, 4, 6, 5)},
+    "gradient": {"query": torch.randn(1, 4, 1, 8, requires_grad=True)},
+}
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_attention_that_needs_more_is_left_to_sdpa(special, calls, monkeypatch):
+    given = []
+    monkeypatch.setattr(decode_attention, "_sdpa", lambda: lambda *args, **options: given.append((args, options)))
+    tensors = {"query": torch.randn(1, 4, 1, 8), "key": torch.randn(1, 4, 6, 8), "value": torch.randn(1, 4, 6, 8)}
+    usual = {**tensors, "attention_mask": torch.ones(1, 1, 1, 6) > 0, "position_ids": PROMPT, "use_cache": True}
+    usual |= {"sliding_window": None, "softcap": None, "output_attentions": False, "is_causal": True}
+    asked = {**usual, **SPECIAL[special]}
+    decode_attention.attention_forward(None, **asked)
+    assert calls == []
+    [(args, options)] = given
+    names = ("query", "key", "value", "attention_mask")
+    assert all(found is asked[name] for name, found in zip(names, args[1:], strict=True))
+    assert options == {"scaling": None, "dropout": 0.0} | {k: v for k, v in asked.items() if k not in names}
+    out, weights = decode_attention.attention_forward(None, **usual)
+    scaled = torch.nn.functional.scaled_dot_product_attention(*tensors.values())
+    torch.testing.assert_close(out, scaled.transpose(1, 2))
+    assert weights is None
+    assert calls == [6]
 
 
 PROMPT = torch.ones(1, 4, dtype=torch.long)

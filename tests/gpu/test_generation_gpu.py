@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 
-from horst.export import Decoder, Plan, SparseLinear, generate, sparse_linear, sparsify
+from horst.export import Decoder, Plan, SparseLinear, decode_attention, generate, sparse_linear, sparsify
 from horst.export.gpu_kernels import LAUNCHES
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +57,25 @@ def test_a_captured_step_gives_the_tokens_of_transformers(model, sparse_model, t
             prompt = prompt_of(texts, tokens)
             expected = by_transformers(model, prompt, max_new_tokens=32)
             assert torch.equal(decoder.generate(prompt, max_new_tokens=32), expected)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "compiled"])
+def test_the_kernel_reads_the_cache_in_every_step(model, compiled, monkeypatch):
+    """Without sdpa for single tokens, the step is captured all the same; afterwards the model has sdpa again."""
+    sdpa = decode_attention._sdpa()
+
+    def prompts_only(module, query, *args, **options):
+        assert query.shape[2] > 1
+        return sdpa(module, query, *args, **options)
+
+    prompt = prompt_of(1, 8)
+    expected = by_transformers(model, prompt, max_new_tokens=20)
+    monkeypatch.setattr(decode_attention, "_sdpa", lambda: prompts_only)
+    decoder = Decoder(model, length=1024 if model.config.model_type == "llama" else 128, compile=compiled)
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(decoder.generate(prompt, max_new_tokens=20), expected)
+    assert model.config._attn_implementation == "sdpa"
     torch.compiler.reset()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from horst.export.decode_attention import configs_to_switch, switched
 from horst.extras import load_extra
 from horst.parameters.modes import evaluating
 
@@ -105,6 +106,7 @@ class Decoder:
         # some versions of transformers want to be told where the cache is written, others count
         self._names_places = "cache_position" in parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._configs = configs_to_switch(model)
         # specialized shapes: a second decoder of another length would otherwise get slower kernels for any length
         self._forward = torch.compile(_logits, dynamic=False) if compile else _logits
         self._used = 0  # tokens known so far; 0 before the first prompt
@@ -163,7 +165,7 @@ class Decoder:
         with self._ready():
             self._cache.reset()
             self._tokens[:, :count].copy_(prompt)
-            logits = self._call(_logits, self._tokens[:, :count], self._places[:count])
+            logits = self._call(_logits, self._places[:count])
             self._tokens[:, count : count + 1].copy_(logits.argmax(dim=-1))
             self._last.fill_(count)
         self._used = count + 1
@@ -191,19 +193,14 @@ class Decoder:
         return self._tokens[:, self._used - 1 : self._used].clone()
 
     def _step(self) -> None:
-        logits = self._call(self._forward, self._tokens.index_select(1, self._last), self._last)
+        logits = self._call(self._forward, self._last)
+        # not compiled with the rest: the compiler looks for the largest of all logits with one block of threads
         self._last.add_(1)
         self._tokens.index_copy_(1, self._last, logits.argmax(dim=-1))
 
-    def _call(self, forward: Any, ids: Tensor, places: Tensor) -> Tensor:
-        mask = (self._places[None, :] <= places[:, None])[None, None]
-        if self.model.config._attn_implementation == "eager":  # which adds it to the scores
-            dtype = self.model.dtype
-            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-        options: dict[str, Any] = {"position_ids": places[None], "attention_mask": mask, "past_key_values": self._cache}
-        if self._names_places:
-            options["cache_position"] = places
-        return forward(self.model, ids, use_cache=True, **options, **self._options)
+    def _call(self, forward: Any, new: Tensor) -> Tensor:
+        options = {"cache_position": new} if self._names_places else {}
+        return forward(self.model, self._cache, self._tokens, self._places, new, **options, **self._options)
 
     def _capture(self) -> None:
         """Capture the step, after a prompt of one token, which also makes the cache's memory."""
@@ -211,7 +208,7 @@ class Decoder:
         def begin() -> None:
             self._cache.reset()
             self._last.zero_()
-            self._call(_logits, self._tokens[:, :1], self._places[:1])
+            self._call(_logits, self._places[:1])
 
         side = _side_stream(self.device)
         side.wait_stream(torch.cuda.current_stream())
@@ -232,8 +229,9 @@ class Decoder:
         # autocast keeps its copies of weights until its block ends, a graph would use them after
         autocast = torch.autocast(kind, enabled=torch.is_autocast_enabled(kind), cache_enabled=False)
         # tensors of inference mode could not be changed outside it
-        with device, autocast, torch.inference_mode(False), torch.no_grad(), evaluating(self.model):
-            yield
+        with device, autocast, torch.inference_mode(False), torch.no_grad():  # noqa: SIM117 (too long for one line)
+            with evaluating(self.model), switched(self._configs):
+                yield
 
 
 @functools.cache
@@ -242,7 +240,13 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
+def _logits(model: Any, cache: Any, tokens: Tensor, places: Tensor, new: Tensor, **options: Any) -> Tensor:
+    """Logits of what follows the tokens at the places ``new``, whose keys and values enter the cache."""
+    mask = (places[None, :] <= new[:, None])[None, None]
+    if model.config._attn_implementation == "eager":  # which adds it to the scores
+        mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+    ids = tokens.index_select(1, new)
+    options |= {"position_ids": new[None], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
     return model(ids, **options).logits[:, -1:]
 
 
