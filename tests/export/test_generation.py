@@ -186,6 +186,9 @@ def test_attention_of_another_kind_is_left_alone(calls, monkeypatch):
     assert torch.equal(generate(eager, prompt, max_new_tokens=4), by_transformers(eager, prompt, max_new_tokens=4))
     model = small("llama")
     assert decode_attention.configs_to_switch(model) == [model.config]
+    with monkeypatch.context() as broken:
+        broken.setattr(decode_attention, "runs_right", lambda *given: False)
+        assert decode_attention.configs_to_switch(model) == []
     # a model that does something of its own for the name
     monkeypatch.setattr(decode_attention, "_asks_for_sdpa", lambda module: True)
     assert decode_attention.configs_to_switch(model) == []

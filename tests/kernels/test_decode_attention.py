@@ -1,12 +1,15 @@
 """Attention of one new token to a cache: the kernel beside float64, whatever lies in unused places."""
 
+import logging
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horst.kernels import backends
-from horst.kernels.decode_attention import decode_attention, decode_attention_reference
+from horst.kernels import decode_attention as package
+from horst.kernels.decode_attention import decode_attention, decode_attention_reference, runs_right
 from horst.kernels.decode_attention.triton import decode_attention_triton, part_sizes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -177,3 +180,22 @@ def test_wrong_inputs_are_refused(change, words):
     inputs["mask"] = torch.ones(1, 1, 1, 5) > 0
     with pytest.raises(ValueError, match=words):
         decode_attention(**{**inputs, **change}, scale=1.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [1, 4, 20])
+def test_a_kernel_that_runs_is_found_right(group, dtype):
+    assert runs_right(group, dtype, torch.device(DEVICE))
+
+
+def test_a_kernel_that_fails_or_is_wrong_is_left_out_with_a_reason(monkeypatch, caplog):
+    def fails(*inputs):
+        raise ValueError("out of resource: shared memory\nmore words")
+
+    for kernel in (fails, lambda *inputs: 1.1 * decode_attention(*inputs), lambda query, *rest: query * torch.nan):
+        monkeypatch.setattr(package, "decode_attention", kernel)
+        with caplog.at_level(logging.WARNING, logger=package.__name__):
+            assert not runs_right.__wrapped__(2, torch.float32, torch.device(DEVICE))
+    assert "left out: out of resource: shared memory" in caplog.text
+    assert "differ from the formula's by 1.0e-01" in caplog.text
+    assert len(caplog.messages) == 3

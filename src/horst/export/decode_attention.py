@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from horst.extras import load_extra
 from horst.kernels.backends import runs_kernels
-from horst.kernels.decode_attention import KERNEL_DTYPES, decode_attention, why_not_decoded
+from horst.kernels.decode_attention import KERNEL_DTYPES, decode_attention, runs_right, why_not_decoded
 
 NAME = "horst_decode_attention"
 _DEVICES = ("cuda",)  # in Triton's interpreter, on a CPU, the kernel is for tests alone
@@ -71,7 +71,8 @@ def configs_to_switch(model: Any) -> list[Any]:
     """The configurations of a model's layers that may name :func:`attention_forward` instead of sdpa.
 
     None of them on a CPU or without Triton, where the version of transformers has no registry of attention functions,
-    and where the model's code does not use it or does something of its own for the name ``sdpa``.
+    where the model's code does not use it or does something of its own for the name ``sdpa``, and where the kernel does
+    not run on the device or gives other numbers than the formula.
 
     Args:
         model: Model of transformers.
@@ -85,7 +86,8 @@ def configs_to_switch(model: Any) -> list[Any]:
     if weight.device.type not in _DEVICES or not runs_kernels(weight) or not _uses_registry(model):
         return []
     configs = {id(layer.config): layer.config for layer in _configured(model)}.values()
-    return [config for config in configs if getattr(config, "_attn_implementation_internal", None) == "sdpa"]
+    found = [config for config in configs if getattr(config, "_attn_implementation_internal", None) == "sdpa"]
+    return found if runs_right(_group(model.config), weight.dtype, weight.device) else []
 
 
 @contextlib.contextmanager
@@ -104,6 +106,13 @@ def switched(configs: Sequence[Any]) -> Iterator[None]:
     finally:
         for config in changed:
             config._attn_implementation_internal = "sdpa"
+
+
+def _group(config: Any) -> int:
+    """How many queries share a key head."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", 1)
+    return max(1, heads // (getattr(text, "num_key_value_heads", None) or heads))
 
 
 def _configured(model: Any) -> list[Any]:
