@@ -104,14 +104,14 @@ def runs_right(group: int, dtype: torch.dtype, device: torch.device) -> bool:
         return False
     generator = torch.Generator(device).manual_seed(0)
     shapes = ((2, 2 * group, 1, 64), (2, 2, 200, 64), (2, 2, 200, 64))
-    inputs = [torch.randn(shape, device=device, generator=generator).to(dtype) for shape in shapes]
+    query, key, value = (torch.randn(shape, device=device, generator=generator).to(dtype) for shape in shapes)
     mask = (torch.arange(200, device=device) < torch.tensor([[70], [200]], device=device))[:, None, None]
     try:
-        found = decode_attention(*inputs, mask, 0.125).float()
+        found = decode_attention(query, key, value, mask, 0.125).float()
     except Exception as error:  # of a compiler, a driver, a device: all of them can do without the kernel
         _log.warning("the kernel for decoding attention is left out: %s", str(error).splitlines()[0])
         return False
-    expected = decode_attention_reference(*(x.float() for x in inputs), mask, 0.125)
+    expected = decode_attention_reference(query.float(), key.float(), value.float(), mask, 0.125)
     difference = float((found - expected).norm() / expected.norm())
     if not difference < 1e-2:
         _log.warning(
