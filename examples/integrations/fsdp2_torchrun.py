@@ -21,7 +21,7 @@ blocks = [nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) f
 model = nn.Sequential(nn.Linear(8, 32), nn.Sequential(*blocks), nn.Linear(32, 1))
 for module in (*blocks, model):
     fully_shard(module)
-optimizer = HORST(param_groups(model, weight_decay=0.1, alpha=5.0), lr=5e-3)  # after sharding
+optimizer = HORST(param_groups(model, weight_decay=0.1, alpha=5.0), lr=1e-3)  # after sharding
 sparsifier = ACDC(model, optimizer, sparsity=0.8, schedule=acdc_steps(40))
 for step in range(40):
     torch.manual_seed(1000 * step + dist.get_rank())  # each rank its own data

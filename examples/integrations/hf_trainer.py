@@ -20,12 +20,12 @@ model = GPT2LMHeadModel(config)
 with tempfile.TemporaryDirectory() as folder:
     args = TrainingArguments(
         folder,
-        max_steps=100,
+        max_steps=200,
         per_device_train_batch_size=16,
-        learning_rate=5e-3,
+        learning_rate=1e-3,
         weight_decay=0.1,
         lr_scheduler_type="cosine",
-        save_steps=50,  # trainer.train(resume_from_checkpoint=True) goes on from there, masks and all
+        save_steps=100,  # trainer.train(resume_from_checkpoint=True) goes on from there, masks and all
         report_to=[],
         use_cpu=True,
     )

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 CONFIG = """
 seed_everything: 0
 trainer: {max_epochs: 10, accelerator: cpu, logger: false, enable_checkpointing: false, enable_progress_bar: false}
-optimizer: {class_path: horst.HORST, init_args: {lr: 5.0e-3, weight_decay: 0.1, alpha: 5.0}}
+optimizer: {class_path: horst.HORST, init_args: {lr: 1.0e-3, weight_decay: 0.1, alpha: 5.0}}
 """
 
 

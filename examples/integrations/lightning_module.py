@@ -20,7 +20,7 @@ class Digits(lightning.LightningModule):  # noqa: D101
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self):  # noqa: D102
-        return HORST(param_groups(self, weight_decay=0.1, alpha=5.0), lr=5e-3)
+        return HORST(param_groups(self, weight_decay=0.1, alpha=5.0), lr=1e-3)
 
 
 lightning.seed_everything(0)

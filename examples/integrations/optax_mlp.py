@@ -16,8 +16,8 @@ def loss(params):
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-def train(alpha, steps=300):
-    schedule = optax.cosine_decay_schedule(5e-3, steps)
+def train(alpha, steps=1000):
+    schedule = optax.cosine_decay_schedule(1e-3, steps)
     optimizer = horst(schedule, weight_decay=0.1, alpha=alpha, mask=matrices, mirror_mask=matrices)
 
     def step(carry, _):

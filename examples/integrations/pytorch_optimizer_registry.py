@@ -15,9 +15,9 @@ torch.manual_seed(0)
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
-optimizer = create_optimizer(model, "horst", lr=5e-3, weight_decay=0.1, alpha=5.0)
-sparsifier = ACDC(model, optimizer, sparsity=0.9, schedule=acdc_steps(300), layers="all_linear")
-for _ in range(300):
+optimizer = create_optimizer(model, "horst", lr=1e-3, weight_decay=0.1, alpha=5.0)
+sparsifier = ACDC(model, optimizer, sparsity=0.9, schedule=acdc_steps(600), layers="all_linear")
+for _ in range(600):
     batch = torch.randint(len(x), (64,))
     nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
     optimizer.step()

@@ -21,7 +21,7 @@ sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 10, "embe
 model = timm.create_model("vit_tiny_patch16_224", **sizes)
 print(list_optimizers("h*", with_description=True))
 
-optimizer = create_optimizer_v2(model, "horst", lr=5e-3, weight_decay=0.1, alpha=5.0)
+optimizer = create_optimizer_v2(model, "horst", lr=1e-3, weight_decay=0.1, alpha=5.0)
 scheduler = CosineLRScheduler(optimizer, t_initial=EPOCHS, warmup_t=2, warmup_lr_init=1e-4)
 steps = -(-len(x) // BATCH)
 sparsifier = ACDC(model, optimizer, sparsity=0.8, schedule=acdc_steps(EPOCHS * steps))

@@ -1,4 +1,4 @@
-"""torchtitan (0.3): HORST as a name in its optimizer config. In a model's config: ``optimizer=horst(lr=3e-4)``."""
+"""torchtitan (0.3): HORST as a name in its optimizer config. In a model's config: ``optimizer=horst(lr=1e-3)``."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class HorstContainer(OptimizersContainer):
 
 def horst(lr, alpha=5.0, weight_decay=0.1, vectors=r"(norm\w*\.weight|bias)$", implementation="foreach"):
     """The config: decay and mirror step for all but the vectors. "fused" is one kernel per group on a GPU."""
-    common, none = {"lr": lr, "betas": (0.9, 0.95)}, {"alpha": 0.0, "weight_decay": 0.0}
+    common, none = {"lr": lr, "betas": (0.9, 0.999)}, {"alpha": 0.0, "weight_decay": 0.0}
     groups = {vectors: common | none, ".*": common | {"alpha": alpha, "weight_decay": weight_decay}}
     return HorstContainer.Config(
         param_groups=[

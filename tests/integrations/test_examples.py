@@ -131,7 +131,7 @@ def test_torchtitan_container(capsys, monkeypatch, real):
         {"params": [p for n, p in other.named_parameters() if n.endswith(kind)], "alpha": alpha, "weight_decay": decay}
         for kind, alpha, decay in (("bias", 0.0, 0.0), ("weight", 5.0, 0.1))
     ]
-    optimizer = horst.HORST(groups, lr=1e-2, betas=(0.9, 0.95))
+    optimizer = horst.HORST(groups, lr=1e-2)
     for seed in range(3):
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
         for one, update in ((model, container.step), (other, optimizer.step)):

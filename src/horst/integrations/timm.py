@@ -1,7 +1,7 @@
 """HORST and HAM in timm's optimizer registry, under the names "horst" and "ham"; importing this module puts them there.
 
     import horst.integrations.timm
-    optimizer = timm.optim.create_optimizer_v2(model, "horst", lr=5e-3, weight_decay=0.1, alpha=5.0)
+    optimizer = timm.optim.create_optimizer_v2(model, "horst", lr=1e-3, weight_decay=0.1, alpha=5.0)
 
 timm's training script is not part of its package and imports nothing of ours, so it is started through this module:
 
