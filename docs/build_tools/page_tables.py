@@ -95,11 +95,14 @@ FIGURE1 = files("figure1_weight_spread")
 LANGUAGE, COMPOSITIONS, VISION = (files(f"frontier_{name}") for name in ("language", "compositions", "vision"))
 FRESH, UNTOUCHED = files("frontier_language_fresh_seeds"), files("frontier_language_untouched_seeds")
 VISION_FRESH, VISION_95 = files("frontier_vision_fresh_seeds"), files("frontier_vision_beta2_0.95")
-GPT2_HEADLINE = (
-    *files("table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1", "gpt2_headline/gpt2_adamw_l1_0.01_seed0"),
-    f"{RESULTS}/evidence/*.json",
-)
 GPT2_EVIDENCE = (f"{RESULTS}/evidence/*.json",)
+GPT2_HEADLINE = (
+    *files("table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1"), *GPT2_EVIDENCE,
+    *files("rivals/gpt2_muon_seed0"),
+)  # fmt: skip
+COMPARE_GPT2 = (
+    *GPT2_HEADLINE, *files("gpt2_headline/gpt2_adamw_l1_0.01_seed0", "rivals/gpt2_horst_muon_l1_seed0")
+)  # fmt: skip
 GPT2_LONG_MEMORY = (
     *(f"{RESULTS}/table6_gpt2_*beta2_0.999*.json", f"{RESULTS}/gpt2_headline/*.json"), *GPT2_EVIDENCE
 )  # fmt: skip
@@ -116,6 +119,7 @@ GPT2_PAPERS_BETA2 = files(
 DEIT = files(
     *(f"table1_cifar10_{name}" for name in ("adamw", "adamw_beta2_0.95", "adamw_decay_1", "alpha5_90")),
     *("table1_cifar10_alpha5_decay_1", "rule/cifar10_adamw_dense", "rule/cifar10_alpha45"),
+    "rule/cifar10_adamw_dense_seeds_1_2",
     *(f"rule/cifar10_auto_{name}" for name in ("seed0", "seed1", "seed2", "beta2_0.99")),
 )
 DEIT_EARLIER = files(
@@ -127,6 +131,9 @@ DEIT_EARLIER = files(
 COMPARE_LANGUAGE, COMPARE_VISION = ((f"{RESULTS}/compare_{name}*.json",) for name in ("language", "vision"))
 RECOVERY = tuple(f"benchmarks/results/recovery_{name}*.json" for name in ("smollm2", "gpt2"))
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Tables of short pages, which link to the study that names the result files.
+WITHOUT_FILES = frozenset({"gpt2_headline"})
 
 # Name of the marker on a page -> result files and the function that writes its block.
 TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
@@ -167,6 +174,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "acdc_digits": (files("acdc_digits", folder="results/sparsity"), digits_table),
     "gradient_scaling": (files("rigl_gradient_scaling", folder="results/sparsity"), gradient_scaling_table),
     # beyond the paper
+    "compare_gpt2": (COMPARE_GPT2, gpt2_tables.compare_gpt2),
     "compare_language": (COMPARE_LANGUAGE, compare_page.comparison),
     "compare_vision": (COMPARE_VISION, compare_page.comparison),
     "compare_muon_l1": (files("compare_muon_l1"), functools.partial(compare_page.comparison, figure=False)),

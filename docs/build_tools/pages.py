@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from page_tables import FIGURES, TABLES, Part
+from page_tables import FIGURES, TABLES, WITHOUT_FILES, Part
 
 from horst.lab.experiments.result import Result
 from horst.lab.report.figures import save_figure
@@ -51,14 +51,15 @@ def rewrite(page: str, blocks: Mapping[str, str] | None = None, root: pathlib.Pa
 
 @functools.cache
 def block(name: str, root: pathlib.Path = ROOT) -> str:
-    """A table, or several, and below where the numbers come from."""
+    """A table, or several, and below where the numbers come from, unless the page links to a study that says it."""
     patterns, write = TABLES[name]
     paths = expand(patterns, root)
     results = [load(root / path) for path in paths]
     written = write(results)
     parts: Sequence[Part] = [written] if isinstance(written, (Table, str)) else written
     texts = [part.markdown() if isinstance(part, Table) else part for part in parts]
-    return "\n\n".join(text for text in (*texts, origins(paths, results)) if text)
+    sources = [] if name in WITHOUT_FILES else [origins(paths, results)]
+    return "\n\n".join(text for text in (*texts, *sources) if text)
 
 
 def expand(patterns: Sequence[str], root: pathlib.Path = ROOT) -> list[str]:

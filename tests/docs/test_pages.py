@@ -57,17 +57,13 @@ def test_a_pattern_stands_for_the_files_that_match_and_a_name_must_be_there(tmp_
         pages.expand(["c.json"], tmp_path)
 
 
-def headline_of(*results):
-    return gpt2_tables.gpt2_headline(results)
-
-
 def with_rows(result, rows, **optimization):
     run = result.config["run"]
     config = {**result.config, "run": {**run, "optimization": {**run["optimization"], **optimization}}}
     return dataclasses.replace(result, config=config, rows=rows)
 
 
-def test_the_headline_averages_files_of_equal_settings_and_says_seeds_and_zeros():
+def test_the_table_of_gpt2_averages_files_of_equal_settings_and_says_seeds_and_zeros():
     own = [row for row in WIKIPEDIA.rows if row["optimizer"] == "horst" and row["sparsity"] in (0.0, 0.5, 0.7)]
     again = [{**row, "seed": 1, "perplexity": row["perplexity"] + 2} for row in own]
     sparse = [
@@ -75,7 +71,7 @@ def test_the_headline_averages_files_of_equal_settings_and_says_seeds_and_zeros(
         for row in own
     ]
     solved = [{**row, "method": "sparsegpt" if row["sparsity"] else "dense"} for row in sparse]
-    table = headline_of(*(with_rows(WIKIPEDIA, rows) for rows in (own, again, sparse, solved)))
+    table = gpt2_tables.compare_gpt2([*(with_rows(WIKIPEDIA, rows) for rows in (own, again, sparse, solved))])
     assert table.columns[0] == "perplexity; lr 0.001, beta2 0.95, decay 0.1, decay on matrices"
     assert list(table.columns[1:]) == ["pruned by", "seeds", "dense", "50%", "70%"]
     assert [row[0] for row in table.rows] == ["HORST, alpha 5", *["HORST, alpha 5, l1 0.01"] * 2]
@@ -83,18 +79,45 @@ def test_the_headline_averages_files_of_equal_settings_and_says_seeds_and_zeros(
     assert table.column("dense")[0] == f"{own[0]['perplexity'] + 1:.2f} ± 1.41"
     assert table.column("dense")[1].endswith("(42% zeros)")
     assert table.column("50%")[1] == f"{own[1]['perplexity']:.2f}"
-    other = headline_of(with_rows(WIKIPEDIA, own), with_rows(WIKIPEDIA, again, lr=2e-3))
+    other = gpt2_tables.compare_gpt2([with_rows(WIKIPEDIA, own), with_rows(WIKIPEDIA, again, lr=2e-3)])
     assert other.column("seeds") == ["1", "1"], "another learning rate is no other seed"
     assert other.column("lr") == ["0.001", "0.002"]
 
 
-def test_the_headline_shows_models_with_l1_by_one_threshold_and_others_by_one_sparsity_per_tensor():
+def test_models_with_l1_are_shown_pruned_globally_and_others_uniformly():
     own = [row for row in WIKIPEDIA.rows if row["optimizer"] == "adamw" and row["sparsity"] in (0.0, 0.5)]
     both = [*own, *({**row, "method": "magnitude-global", "perplexity": 1.0} for row in own if row["sparsity"])]
     with_l1 = [{**row, "optimizer": "adamw-l1", "l1": 0.015} for row in both]
-    table = headline_of(with_rows(WIKIPEDIA, both), with_rows(WIKIPEDIA, with_l1))
-    assert table.column("pruned by") == ["magnitude", "magnitude, one threshold"]
+    table = gpt2_tables.compare_gpt2([with_rows(WIKIPEDIA, both), with_rows(WIKIPEDIA, with_l1)])
+    assert table.column("pruned by") == ["magnitude", "magnitude, global"]
     assert table.column("50%") == [f"{own[1]['perplexity']:.2f}", "1.00"]
+
+
+def test_the_headline_is_pruned_by_sparsegpt_and_its_dense_column_has_all_seeds():
+    own = [row for row in WIKIPEDIA.rows if row["optimizer"] == "adamw" and row["sparsity"] in (0.0, 0.5)]
+    solved = [{**row, "seed": 1, "method": row["method"].replace("magnitude", "sparsegpt")} for row in own]
+    muon = [{**row, "optimizer": "muon"} for row in solved]
+    files = [with_rows(WIKIPEDIA, own), with_rows(WIKIPEDIA, solved), with_rows(WIKIPEDIA, muon, muon_lr_ratio=2.0)]
+    table = gpt2_tables.gpt2_headline(files)
+    assert [row[0] for row in table.rows] == ["AdamW", "Muon, lr 0.002 in the blocks"]
+    assert table.column("seeds") == ["1 (dense: 2)", "1"]
+    assert table.column("dense")[0] == f"{own[0]['perplexity']:.2f} ± 0.00"
+    assert table.column("50%") == [f"{own[1]['perplexity']:.2f}"] * 2
+
+
+def test_a_run_that_broke_down_has_one_row_that_says_so():
+    own = [row for row in WIKIPEDIA.rows if row["optimizer"] == "adamw" and row["sparsity"] in (0.0, 0.5)]
+    nothing = {"optimizer": "horst-muon-l1", "l1": 0.1, "perplexity": None, "broke_down": "the loss is nan at step 7"}
+    broken = with_rows(WIKIPEDIA, [{**row, **nothing} for row in own], muon_lr_ratio=1.0)
+    table = gpt2_tables.compare_gpt2([with_rows(WIKIPEDIA, own), broken])
+    assert table.rows[-1] == [
+        "HORST-Muon, l1 0.1, lr 0.001 in the blocks", "1", "broke down: the loss is nan at step 7", "",
+    ]  # fmt: skip
+
+
+def test_a_short_table_leaves_its_result_files_to_the_study():
+    assert "result files" not in pages.block("gpt2_headline", ROOT)
+    assert "result files" in pages.block("compare_gpt2", ROOT)
 
 
 def test_files_of_one_machine_share_a_line_that_names_each_ones_commit():

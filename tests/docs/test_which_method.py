@@ -1,4 +1,4 @@
-"""What the page *Which method when* says in words holds in the result files, seed by seed."""
+"""What *Which method when* and the study behind it say in words holds in the result files, seed by seed."""
 
 import itertools
 import json
@@ -14,7 +14,9 @@ from horst.lab.report.quality_tables import EDGE
 from horst.lab.report.tables import Table
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = (ROOT / "docs/which_method.md").read_text(encoding="utf-8")
+ADVICE = (ROOT / "docs/which_method.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/studies/method_comparison.md").read_text(encoding="utf-8")
+VISION_STUDY = (ROOT / "docs/studies/vision.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "results/transformers"
 LANGUAGE = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_language.json"))}
 MUON_L1 = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_muon_l1.json"))}
@@ -34,7 +36,7 @@ def ahead(one, other, place, other_place=None, entries=LANGUAGE):
 
 
 def words_of(section):
-    """The page's text between a heading and the generated block below it."""
+    """The study's text between a heading and the generated block below it."""
     return PAGE.split(f"## {section}\n")[1].split("<!-- table:")[0]
 
 
@@ -60,7 +62,7 @@ def test_language_numbers():
         MAGNITUDE_80: ["adabreg", "horst-l1"],
         AT_90: ["dwf", "horst-l1"],
     }
-    means_are_on_the_page("Language models compared", LANGUAGE, ".2f", claims)
+    means_are_on_the_page("On a small GPT", LANGUAGE, ".2f", claims)
 
 
 def test_language_dense_and_at_50():
@@ -83,7 +85,7 @@ def test_language_at_80_and_90():
     assert ahead_of_all(["dwf"], AT_90)
     assert ahead("dwf", "adamw", AT_90, DENSE) == 3
     others = {name: entry.mean(AT_90) for name, entry in LANGUAGE.items() if name != "dwf"}
-    assert f"the next has {min(others.values()):.2f}" in PAGE
+    assert f"{LANGUAGE['dwf'].mean(AT_90):.2f}, the next has {min(others.values()):.2f}" in ADVICE
 
 
 @pytest.mark.parametrize(("mirrored", "plain"), [("horst", "adamw"), ("horst-l1", "adamw-l1")])
@@ -108,7 +110,7 @@ def test_language_l1():
 
 def test_language_doubts():
     edges = [name for name, entry in LANGUAGE.items() if EDGE in entry.chosen]
-    said = re.search(r"Nine best tries .*?: (.*?)\. They", words_of("Language models compared"), flags=re.DOTALL)[1]
+    said = re.search(r"Nine best tries .*?: (.*?)\. They", words_of("On a small GPT"), flags=re.DOTALL)[1]
     assert sorted(re.findall(r"`([\w-]+)`", said)) == sorted(edges)
     assert len(edges) == 9
     cast = LANGUAGE["cast"].values(AT_70).values()
@@ -172,7 +174,7 @@ def test_muon_l1_in_the_seed_that_the_exploration_did_not_see():
     assert f"Only seed 3 is new. There it has {said}" in text
 
 
-def test_muon_l1_the_second_run_of_the_others():
+def test_muon_l1_against_the_table_of_the_19():
     assert {n for n in MUON_L1 if n in LANGUAGE and _best(MUON_L1[n]) != _best(LANGUAGE[n])} == {
         "adamw",
         "muon",
@@ -191,7 +193,7 @@ def test_vision_numbers():
     masks = [f"{optimizer}+{mask}" for optimizer in ("adamw", "horst") for mask in at_90]
     alone = [f"{name}+one-shot" for name in ("adabreg", "dwf", "horst-l1", "adamw-l1")]
     claims = {SPARSE: [*masks, *alone], DENSE: ["horst-muon+one-shot", "adamw+one-shot"]}
-    means_are_on_the_page("Vision transformers compared", VISION, ".1f", claims)
+    means_are_on_the_page("On digits", VISION, ".1f", claims)
 
 
 def test_vision_set_and_random_masks():
@@ -225,19 +227,80 @@ def test_vision_doubts():
     assert re.search(rf"\(†\), {len(rates)} of them at\s+the largest learning rate", PAGE)
 
 
-def test_gpt2_at_70_is_below_dense_adamw_in_each_seed():
-    def perplexity(file, method, level):
-        rows = json.loads((RESULTS / file).read_text())["rows"]
-        return next(r["perplexity"] for r in rows if (r["method"], r["sparsity"]) == (method, level))
+def perplexity(file, method, level):
+    rows = json.loads((RESULTS / f"{file}.json").read_text())["rows"]
+    return next(r["perplexity"] for r in rows if (r["method"], r["sparsity"]) == (method, level))
 
-    ours = [perplexity(f"evidence/gpt2_auto_l1_0.015_seed{i}.json", "sparsegpt-global", 0.7) for i in range(3)]
-    files = ["table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1", "evidence/gpt2_adamw_seed2"]
-    dense = [perplexity(f"{file}.json", "dense", 0.0) for file in files]
+
+HORST_L1 = [f"evidence/gpt2_auto_l1_0.015_seed{i}" for i in range(3)]
+ADAMW = ["table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1", "evidence/gpt2_adamw_seed2"]
+MUON = "rivals/gpt2_muon_seed0"
+SAME_SEED = 0.35  # how much two runs of one seed differ
+
+
+def test_gpt2_at_70_is_below_dense_adamw_in_each_seed():
+    ours = [perplexity(file, "sparsegpt-global", 0.7) for file in HORST_L1]
+    dense = [perplexity(file, "dense", 0.0) for file in ADAMW]
     assert all(pruned < whole for pruned, whole in zip(ours, dense, strict=True))
     for values in (ours, dense):
-        assert ", ".join(f"{value:.2f}" for value in values) in PAGE
-    assert f"{perplexity('gpt2_headline/gpt2_adamw_l1_0.01_seed0.json', 'sparsegpt', 0.7):.2f}" in PAGE
-    assert f"{perplexity('gpt2_headline/gpt2_adamw_seed1.json', 'sparsegpt', 0.7):.2f}" in PAGE
+        assert ", ".join(f"{value:.2f}" for value in values) in ADVICE
+    for file in ("gpt2_headline/gpt2_adamw_l1_0.01_seed0", ADAMW[1]):
+        assert f"{perplexity(file, 'sparsegpt', 0.7):.2f}" in ADVICE
+
+
+@pytest.mark.parametrize(("level", "muon_wins"), [(0.5, True), (0.6, True), (0.7, False), (0.8, False)])
+def test_gpt2_muon_is_best_up_to_60_and_horst_from_70_on(level, muon_wins):
+    ours = [perplexity(file, "sparsegpt-global", level) for file in HORST_L1]
+    muon = perplexity(MUON, "sparsegpt", level)
+    assert all((muon < value) == muon_wins and abs(muon - value) > SAME_SEED for value in ours)
+    others = [("gpt2_headline/gpt2_adamw_l1_0.01_seed0", "sparsegpt"), (ADAMW[1], "sparsegpt"), (ADAMW[2], "sparsegpt")]
+    others.append(("evidence/gpt2_adamw_l1_0.015_seed1", "sparsegpt-global"))
+    assert all(min(muon, *ours) < perplexity(file, method, level) for file, method in others)
+    for value in (muon, sum(ours) / 3):
+        assert f"{value:.2f}" in words_of_gpt2()
+        assert not muon_wins or f"{value:.2f}" in ADVICE
+
+
+def test_gpt2_muon_by_magnitude_dense_and_at_90():
+    ours = {level: sum(perplexity(file, "magnitude-global", level) for file in HORST_L1) / 3 for level in (0.5, 0.6)}
+    muon = {level: perplexity(MUON, "magnitude", level) for level in ours}
+    assert abs(ours[0.5] - muon[0.5]) < SAME_SEED
+    assert muon[0.6] - ours[0.6] > 10
+    assert all(f"{value:.2f}" in words_of_gpt2() for value in (*ours.values(), *muon.values()))
+    assert f"At 90 % Muon has {perplexity(MUON, 'sparsegpt', 0.9):.0f}." in words_of_gpt2()
+    dense = [perplexity(file, "dense", 0.0) for file in (MUON, "table6_gpt2_alpha5_beta2_0.999", ADAMW[0])]
+    assert dense == sorted(dense)
+    assert "{:.2f} and {:.2f}; AdamW {:.2f}".format(*dense) in ADVICE
+
+
+def test_gpt2_muon_takes_longer_and_horst_muon_broke_down():
+    speed = json.loads((RESULTS / f"{MUON}.json").read_text())["curves"]["training"][0]["tokens_per_second"]
+    rows = json.loads((ROOT / "benchmarks/results/training_h200.json").read_text())["rows"]
+    idle = [row["rate"] for row in rows if "tokens" in row["what"] and row["settings"] == "default"]
+    assert f"{speed / 1000:.0f} k tokens per second" in words_of_gpt2()
+    assert all(f"{rate / speed:.1f}" in ("1.7", "1.8") and round(rate, -4) in (560_000, 570_000) for rate in idle)
+    rows = json.loads((RESULTS / "rivals/gpt2_horst_muon_l1_seed0.json").read_text())["rows"]
+    assert {row["broke_down"] for row in rows} == {"the loss is nan at step 4050"}
+    assert "broke down: the loss is nan at step 4050" in PAGE
+
+
+def words_of_gpt2():
+    return PAGE.split("## On GPT-2 small\n")[1].split("<!-- /table -->")[1].split("\n## ")[0]
+
+
+def test_deit_at_90_is_within_reach_of_dense_adamw():
+    def accuracies(*files):
+        rows = [row for file in files for row in json.loads((RESULTS / f"rule/{file}.json").read_text())["rows"]]
+        return [100 * row["top1"] for row in sorted(rows, key=lambda row: row["seed"])]
+
+    ours = accuracies(*(f"cifar10_auto_seed{i}" for i in range(3)))
+    dense = accuracies("cifar10_adamw_dense", "cifar10_adamw_dense_seeds_1_2")
+    assert sum(whole > pruned for pruned, whole in zip(ours, dense, strict=True)) == 2
+    assert "Dense AdamW is better in two seeds of three" in VISION_STUDY
+    text = " ".join(VISION_STUDY.split())
+    for values in (ours, dense):
+        assert "{:.2f}, {:.2f} and {:.2f}".format(*values) in text
+    assert f"0.2 points in the mean ({sum(ours) / 3:.2f} against {sum(dense) / 3:.2f})" in text
 
 
 def test_a_folded_table_is_markdown_within_html():

@@ -31,9 +31,9 @@ def test_a_level_that_a_contender_lacks_is_left_empty():
         ("AdamW", "", "magnitude"),
         ("HAM, alpha 200", "matrices", "magnitude"),
         ("HORST, alpha auto", "all", "magnitude"),
-        ("HORST, alpha auto", "all", "sparsegpt"),
+        ("HORST, alpha auto", "all", "SparseGPT"),
     ]
-    auto = by_name["HORST, alpha auto", "all", "sparsegpt"]
+    auto = by_name["HORST, alpha auto", "all", "SparseGPT"]
     assert auto["10%"] == auto["40%"] == by_name["AdamW", "", "magnitude"]["80%"] == ""
     assert auto["70%"] == perplexity(AUTO, method="sparsegpt", sparsity=0.7)
     assert auto["dense"] == by_name["HORST, alpha auto", "all", "magnitude"]["dense"] == perplexity(AUTO, sparsity=0.0)

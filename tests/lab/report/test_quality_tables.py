@@ -140,7 +140,7 @@ def test_ways_to_prune_and_tensors_of_the_mirror_step(studies):
     table = frontier.pruning_table([compositions])
     assert list(table.columns) == ["perplexity", "pruned by", "seeds", "dense", "50%", "60%", "70%", "80%"]
     assert len(table.rows) == 3 * len(compositions.config["methods"])
-    (row,) = rows_of(table, name="HORST, alpha auto", **{"pruned by": "sparsegpt"})
+    (row,) = rows_of(table, name="HORST, alpha auto", **{"pruned by": "SparseGPT"})
     same = {"optimizer": "horst", "alpha": "auto", "method": "sparsegpt", "sparsity": 0.7, "seed": 0}
     own = [row["perplexity"] for row in compositions.rows if all(row[key] == value for key, value in same.items())]
     assert row["70%"].startswith(f"{min(own) + 0.05:.2f} ±")
@@ -153,8 +153,8 @@ def test_ways_to_train_sparse(studies):
     better = changed(studies["frontier_vision"], lambda row: {"top1": 0.99}, method="rigl", alpha="auto")
     table = frontier.methods_of_training_table([better])
     assert list(table.columns) == ["accuracy in %", "lr", "pruned by", "seeds", "90%"]
-    assert {row["pruned by"] for row in rows_of(table)} == {"acdc", "gmp", "rigl"}
-    (row,) = rows_of(table, name="HORST, alpha auto", **{"pruned by": "rigl"})
+    assert {row["pruned by"] for row in rows_of(table)} == {"AC/DC", "GMP", "RigL"}
+    (row,) = rows_of(table, name="HORST, alpha auto", **{"pruned by": "RigL"})
     assert row["90%"] == "99.00 ± 0.00"
 
 
@@ -163,7 +163,7 @@ def test_a_dense_model_is_in_a_row_with_the_seeds_that_were_pruned_so():
     again = [{**row, "seed": 1, "perplexity": 2 * row["perplexity"]} for row in own]
     solved = {**own[1], "method": "sparsegpt"}
     table = quality_table([dataclasses.replace(WIKIPEDIA, rows=[*own, *again, solved])])
-    assert table.column("pruned by") == ["magnitude", "sparsegpt"]
+    assert table.column("pruned by") == ["magnitude", "SparseGPT"]
     assert table.column("seeds") == ["2", "1"]
     assert table.column("dense")[1] == f"{own[0]['perplexity']:.2f}"
 

@@ -27,6 +27,8 @@ SETTINGS: Mapping[str, Callable[[Row], Any]] = {
 # What a table may choose the best of, and how a cell names the choice.
 TUNABLE = {"lr": "lr", "weight_decay": "decay", "beta2": "beta2", "alpha": "alpha", "l1": "l1", "strength": "strength"}
 _COLUMN_OF = {"lr": "lr", "beta2": "beta2", "weight_decay": "decay"}
+_WAYS = {"sparsegpt": "SparseGPT", "wanda": "Wanda", "acdc": "AC/DC", "gmp": "GMP", "rigl": "RigL"}
+_DISTRIBUTIONS = {"global": "global", "owl": "OWL"}  # a way without one is uniform
 
 
 def quality_table(
@@ -74,7 +76,7 @@ def quality_table(
     for method, own in lines:
         row = own[0].row
         words = [contender(row, tuned=best_over), *(_word(read(row)) for read in columns.values())]
-        words += [method] * several_methods
+        words += [way_name(method)] * several_methods
         rows.append([*words, _seeds(own), *(_cell(at(own, sparsity=level), best_over) for level in levels)])
         if free:
             rows[-1].append(_free_words(own, dense[budget(row)]))
@@ -87,6 +89,18 @@ def quality_table(
     titles = [cells[0].measure.name if cells else "", *columns, *["pruned by"] * several_methods, "seeds"]
     titles += [*map(level_name, levels), *["no worse than the best dense AdamW up to"] * free]
     return Table(columns=titles, rows=rows, paper=theirs)
+
+
+def way_name(method: str) -> str:
+    """A way of pruning in words.
+
+    Example:
+        >>> way_name("sparsegpt-global"), way_name("magnitude")
+        ('SparseGPT, global', 'magnitude')
+    """
+    way, _, distribution = method.partition("-")
+    words = [_WAYS.get(way, way), *([_DISTRIBUTIONS.get(distribution, distribution)] if distribution else [])]
+    return ", ".join(words)
 
 
 def zeros_among_all(results: Sequence[Result], table: Table) -> list[str]:
