@@ -112,7 +112,8 @@ def test_the_penalty_goes_where_the_mirror_step_would():
 
 # Under Muon too the threshold is that of the group's learning rate, without the factor that scales its updates.
 @pytest.mark.parametrize(
-    ("shrunk", "plain", "ratio"), [("horst-l1", "horst", 1.0), ("horst-muon-l1", "horst-muon", 2.0)]
+    ("shrunk", "plain", "ratio"),
+    [("horst-l1", "horst", 1.0), ("muon-l1", "muon", 2.0), ("horst-muon-l1", "horst-muon", 2.0)],
 )
 def test_with_l1_it_is_the_step_without_and_then_the_soft_threshold_of_the_blocks(shrunk, plain, ratio):
     torch.manual_seed(0)
@@ -134,6 +135,26 @@ def test_with_l1_it_is_the_step_without_and_then_the_soft_threshold_of_the_block
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert_close(p.detach(), q.detach(), rtol=1e-12, atol=1e-14)
     assert any((layer.param == 0).any() for layer in find_layers(ours, "blocks"))
+
+
+def test_muon_l1_horst_is_muon_l1_in_the_blocks_and_horst_elsewhere():
+    torch.manual_seed(0)
+    start = GPT2(SHAPE).double()
+    models = {name: GPT2(SHAPE).double() for name in ("muon-l1-horst", "muon-l1", "horst")}
+    common = Optimization(lr=0.01, alpha=4.0, mirror="all", l1=0.5)
+    for name, model in models.items():
+        model.load_state_dict(start.state_dict())
+        optimizer = common.make(model, name)
+        for _ in range(3):
+            for i, p in enumerate(model.parameters()):
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
+            optimizer.step()
+    blocks = {id(layer.param) for layer in find_layers(models["muon-l1-horst"], "blocks")}
+    for ours, muon, horst in zip(*(model.parameters() for model in models.values()), strict=True):
+        assert_close(ours.detach(), (muon if id(ours) in blocks else horst).detach(), rtol=0, atol=0)
+    gains = [p for p in models["muon-l1-horst"].parameters() if p.dim() == 1]
+    theirs = [p for p in models["muon-l1"].parameters() if p.dim() == 1]
+    assert any(not torch.equal(p, q) for p, q in zip(gains, theirs, strict=True))  # AdamW's there
 
 
 def test_horst_muon_l1_makes_exact_zeros_in_the_blocks_and_nowhere_else(tokens, tmp_path):

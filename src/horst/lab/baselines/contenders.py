@@ -35,11 +35,14 @@ from horst.sparsity import CAST, Sparsifier, find_layers
 
 Name = Literal[
     "adamw", "ham", "horst", "hyperbolic", "muon", "horst-muon", "adamw-penalty", "adamw-l1", "horst-l1",
-    "horst-muon-l1", "spred", "dwf", "pilot", "sign-in", "madam", "lmd", "linbreg", "adabreg", "scion", "cast", "pat",
+    "muon-l1", "muon-l1-horst", "horst-muon-l1", "spred", "dwf", "pilot", "sign-in", "madam", "lmd", "linbreg",
+    "adabreg", "scion", "cast", "pat",
 ]  # fmt: skip
 Decay = Literal["matrices", "all"]
 Alpha = float | Literal["auto"]
 Groups = list[dict[str, Any]]
+_WITH_HORST: tuple[Name, ...] = ("horst", "horst-l1", "horst-muon", "horst-muon-l1", "muon-l1-horst")
+_L1_IN_BLOCKS: tuple[Name, ...] = ("horst-l1", "muon-l1", "muon-l1-horst", "horst-muon-l1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,8 @@ class Optimization:
         decay: Tensors that decay: matrices but not embeddings and positions, or all.
         mirror: Tensors that get the mirror step, or the ``penalty`` and ``l1`` of AdamW. The paper does not state it.
         no_mirror: Kinds of tensors, or patterns of names, that get none after all, such as ``embedding``.
-        alpha: Strength of HORST's mirror step, and of the hyperbolic map; ``auto`` is HORST's own rule.
+        alpha: Strength of HORST's mirror step, and of the hyperbolic map; ``auto`` is HORST's own rule. With
+            muon-l1-horst it is for the tensors outside the blocks.
         beta: Decay inside HORST's mirror step.
         ham_alpha: Strength of HAM's mirror step; its public default is 200.
         ham_beta: Decay inside HAM's mirror step; its public default is 1e-3.
@@ -62,8 +66,9 @@ class Optimization:
             Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with like.
         matrix_lr: Learning rate of the matrices, for contenders whose updates have another size than Adam's; ``lr`` is
             then for the rest. None is each one's own default.
-        l1: Soft threshold of adamw-l1, horst-l1 and horst-muon-l1: a weight shrinks by ``lr * l1`` per step, and Adam
-            moves it by up to ``lr``. With HORST it is for the matrices in the blocks, whatever gets the mirror step.
+        l1: Soft threshold of the contenders with l1 in their names: a weight shrinks by ``lr * l1`` per step, and Adam
+            moves it by up to ``lr``. With HORST and Muon it is for the matrices in the blocks, whatever gets the mirror
+            step.
             Under Muon it is ``lr * muon_lr_ratio * l1`` for every shape of matrix, as the decay is: the factor that
             scales Muon's updates to the size of AdamW's is left out. So ``l1`` means about the same under both. For
             pat it is the threshold per unit of the learning rates so far.
@@ -88,13 +93,13 @@ class Optimization:
     decay: Decay = "matrices"
     mirror: MirrorOn = "matrices"
     no_mirror: tuple[str, ...] = ()
-    alpha: Alpha = option(5.0, read_by=("horst", "horst-muon", "horst-l1", "horst-muon-l1", "hyperbolic"))
-    beta: float = option(0.0, read_by=("horst", "horst-muon", "horst-l1", "horst-muon-l1"))
+    alpha: Alpha = option(5.0, read_by=(*_WITH_HORST, "hyperbolic"))
+    beta: float = option(0.0, read_by=_WITH_HORST)
     ham_alpha: float = option(200.0, read_by=("ham",))
     ham_beta: float = option(0.0, read_by=("ham",))
-    muon_lr_ratio: float = option(1.0, read_by=("muon", "horst-muon", "horst-muon-l1"))
+    muon_lr_ratio: float = option(1.0, read_by=("muon", "muon-l1", "muon-l1-horst", "horst-muon", "horst-muon-l1"))
     matrix_lr: float | None = option(None, read_by=("madam", "lmd", "linbreg", "adabreg", "scion"))
-    l1: float = option(0.1, read_by=("adamw-l1", "horst-l1", "horst-muon-l1", "pat"))
+    l1: float = option(0.1, read_by=("adamw-l1", *_L1_IN_BLOCKS, "pat"))
     penalty: float = option(1e-4, read_by=("adamw-penalty",))
     spred_decay: float = option(0.5, read_by=("spred", "dwf"))
     dwf_depth: int = option(3, read_by=("dwf",))
@@ -160,7 +165,7 @@ class Optimization:
             beta=beta,
             mirror="blocks" if in_blocks else self.mirror,
             no_mirror=() if in_blocks else self.no_mirror,
-            l1=self.l1 if name in ("horst-l1", "horst-muon-l1") else 0.0,
+            l1=self.l1 if name in _L1_IN_BLOCKS else 0.0,
         )
         for group in groups:
             if self.decay == "all":
@@ -236,18 +241,26 @@ def _hyperbolic(given: Optimization, model: nn.Module, groups: Groups) -> Optimi
     return Together(mirror, *([torch.optim.AdamW(rest, **given.adam)] if rest else []))
 
 
-def _muon(given: Optimization, model: nn.Module, groups: Groups, *, mirror: bool = False) -> Optimizer:
-    """Muon for the matrices in the blocks and AdamW for the rest, each with the mirror step if wanted.
+def _muon(
+    given: Optimization, model: nn.Module, groups: Groups, *, mirror: bool = False, horst: bool = False
+) -> Optimizer:
+    """Muon for the matrices in the blocks, AdamW or HORST for the rest.
 
     Groups with an ``l1`` shrink after the mirror step, which would take an earlier shrinking for part of Muon's step.
+
+    Args:
+        given: Settings.
+        model: Model that is trained.
+        groups: The contender's parameter groups.
+        mirror: Whether a mirror step follows Muon's step.
+        horst: Whether HORST steps the rest.
     """
     matrices, rest = _divide(groups, [layer.param for layer in find_layers(model, "blocks")])
-    muon = torch.optim.Muon(matrices, lr=given.lr * given.muon_lr_ratio, adjust_lr_fn="match_rms_adamw")
+    muon: Optimizer = torch.optim.Muon(matrices, lr=given.lr * given.muon_lr_ratio, adjust_lr_fn="match_rms_adamw")
     if mirror:
-        mirrored = with_mirror_step(muon, alpha=given.alpha, beta=given.beta)
-        soft_threshold(mirrored)
-        return Together(mirrored, HORST(rest, **given.adam))
-    return Together(muon, torch.optim.AdamW(rest, **given.adam))
+        muon = with_mirror_step(muon, alpha=given.alpha, beta=given.beta)
+    soft_threshold(muon)
+    return Together(muon, (HORST if horst else torch.optim.AdamW)(rest, **given.adam))
 
 
 def _scion(given: Optimization, model: nn.Module, groups: Groups) -> Optimizer:
@@ -336,8 +349,10 @@ _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Groups], Optimizer]] = {
     "horst-l1": lambda given, model, groups: HORST(groups, **given.adam),
     "hyperbolic": _hyperbolic,
     "muon": _muon,
-    "horst-muon": partial(_muon, mirror=True),
-    "horst-muon-l1": partial(_muon, mirror=True),
+    "muon-l1": _muon,
+    "muon-l1-horst": partial(_muon, horst=True),
+    "horst-muon": partial(_muon, mirror=True, horst=True),
+    "horst-muon-l1": partial(_muon, mirror=True, horst=True),
     "scion": _scion,
     "pat": _pat,
 }

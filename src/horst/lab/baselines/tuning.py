@@ -124,6 +124,20 @@ CONTENDERS: dict[Name, Contender] = {
         language={**_LR, "muon_lr_ratio": (1.0, 2.0)},
         vision={**_VISION_LR, "muon_lr_ratio": (1.0, 2.0)},
     ),
+    "muon-l1": Contender(
+        about="Muon in the blocks, with a soft threshold, and AdamW elsewhere",
+        formula="soft(Muon's theta, lr l1)",
+        source="this library",
+        language={"lr": (4e-3, 8e-3), "l1": (0.02, 0.05, 0.1)},
+        vision={"lr": (1e-3, 3e-3), "l1": (0.01, 0.03, 0.1)},
+    ),
+    "muon-l1-horst": Contender(
+        about="Muon in the blocks, with a soft threshold, and HORST elsewhere",
+        formula="soft(Muon's theta, lr l1)",
+        source="this library",
+        language={"lr": (4e-3, 8e-3), "l1": (0.02, 0.05, 0.1), **_HORST_L1},
+        vision={"lr": (1e-3, 3e-3), "l1": (0.01, 0.03, 0.1), **_HORST_L1},
+    ),
     "scion": Contender(
         about="Scion: steps towards the corner of a spectral ball, of a sign ball outside the blocks",
         formula="(1 - matrix_lr) theta - matrix_lr scion_radius sqrt(out / in) U V^T of the momentum",

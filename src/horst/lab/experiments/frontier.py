@@ -220,6 +220,8 @@ def about_optimizer(optimizer: Name, optimization: Optimization) -> dict[str, An
         "adamw-penalty": optimization.penalty,
         "adamw-l1": optimization.l1,
         "horst-l1": optimization.l1,
+        "muon-l1": optimization.l1,
+        "muon-l1-horst": optimization.l1,
         "horst-muon-l1": optimization.l1,
         "spred": optimization.spred_decay,
     }

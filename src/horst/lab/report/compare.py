@@ -23,7 +23,14 @@ DENSE: Place = ("dense", 0.0)
 SPREAD = 0.03  # of the mean: a larger deviation over seeds is shown
 HUGE = 1000.0  # a larger perplexity is not written out
 WAYS = {"sparsegpt": "SparseGPT", "wanda": "Wanda"}
-MIRRORED = {"horst": "adamw", "horst-l1": "adamw-l1", "horst-muon": "muon"}  # what each is without its mirror step
+# What each is without its mirror step.
+MIRRORED = {
+    "horst": "adamw",
+    "horst-l1": "adamw-l1",
+    "horst-muon": "muon",
+    "horst-muon-l1": "muon-l1",
+    "muon-l1-horst": "muon-l1",
+}
 _GIVEN = ("mirror", "target_sparsity")  # settings that no try varies and that a table need not repeat
 
 

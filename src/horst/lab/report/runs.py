@@ -24,6 +24,8 @@ LABELS = {
     "adamw-penalty": "AdamW, L1 in the gradient",
     "adamw-l1": "AdamW",
     "horst-l1": "HORST",
+    "muon-l1": "Muon",
+    "muon-l1-horst": "Muon and HORST",
     "horst-muon-l1": "HORST-Muon",
     "spred": "spred",
     "dwf": "deep weight factorisation",

@@ -21,6 +21,8 @@ COLOURS = {
     "adamw-penalty": "#56B4E9",
     "adamw-l1": "#6A51A3",
     "horst-l1": "#A50F15",
+    "muon-l1": "#00441B",
+    "muon-l1-horst": "#E7298A",
     "horst-muon-l1": "#543005",
     "spred": "#737373",
     "dwf": "#252525",
