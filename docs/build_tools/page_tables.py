@@ -188,7 +188,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
             best_over=("lr", "beta2", "l1"),
             methods=("magnitude", "sparsegpt"),
             free=True,
-            where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in gpt2_tables.HEADLINE_LEVELS,
+            where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in (*gpt2_tables.HEADLINE_LEVELS, 0.3),
         ),
     ),
     "frontier_deit": (DEIT, acdc_table),

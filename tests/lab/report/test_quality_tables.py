@@ -145,7 +145,7 @@ def test_ways_to_prune_and_tensors_of_the_mirror_step(studies):
     own = [row["perplexity"] for row in compositions.rows if all(row[key] == value for key, value in same.items())]
     assert row["70%"].startswith(f"{min(own) + 0.05:.2f} ±")
     tensors = frontier.tensors_table([compositions])
-    assert tensors.column("mirror step on") == ["", "matrices", "blocks", "all", "matrices, not matrix"] * 2
+    assert tensors.column("mirror step on") == ["", "matrices", "blocks", "all", "embeddings, positions, head"] * 2
     assert all(cell for row in tensors.rows for cell in row[3:])
 
 

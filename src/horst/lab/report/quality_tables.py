@@ -15,6 +15,11 @@ from horst.lab.report.tables import Row, Table, level_name, number
 EDGE = "†"  # the best is the first or last of three or more that were tried: better ones may lie outside
 TOLERANCE = 0.005  # actual zeros closer than this to the level asked for are not said again
 _DENSE_METHODS = ("dense", "")
+# What is left where kinds of tensors are taken out, in words.
+_MIRRORED = {
+    "all but matrix, embedding, position, head": "norm gains",
+    "matrices, not matrix": "embeddings, positions, head",
+}
 # Settings that may tell rows of a table apart, each a column where not all rows share it.
 SETTINGS: Mapping[str, Callable[[Row], Any]] = {
     "budget": budget,
@@ -22,7 +27,9 @@ SETTINGS: Mapping[str, Callable[[Row], Any]] = {
     "beta2": lambda row: row.get("beta2"),
     "decay": lambda row: row.get("weight_decay"),
     "decay on": lambda row: row.get("decay"),
-    "mirror step on": lambda row: row.get("mirror") if row.get("alpha") else None,
+    "mirror step on": lambda row: (
+        _MIRRORED.get(row["mirror"], row["mirror"]) if row.get("alpha") and "mirror" in row else None
+    ),
 }
 # What a table may choose the best of, and how a cell names the choice.
 TUNABLE = {"lr": "lr", "weight_decay": "decay", "beta2": "beta2", "alpha": "alpha", "l1": "l1", "strength": "strength"}
