@@ -39,6 +39,15 @@ def test_hf_trainer(capsys):
     assert zeros == "80"
 
 
+def test_hf_train_and_prune(capsys):
+    output = output_of("hf_train_and_prune", capsys)
+    (dense,) = re.findall(r"dense: loss ([\d.]+)", output)
+    (pruned,) = re.findall(r"pruned, saved, loaded: loss ([\d.]+)", output)
+    assert float(dense) < 4.5  # 6.2 before training
+    assert float(pruned) < 1.05 * float(dense)
+    assert 69.9 < percentages(output)[-2] < 70.1  # of the pruned layers
+
+
 def test_accelerate_loop(capsys):
     zeros, right = percentages(output_of("accelerate_loop", capsys))
     assert zeros == 90.0
