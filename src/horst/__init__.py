@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from horst.optimizers.adams import AdamS
     from horst.optimizers.ham import HAM
     from horst.optimizers.horst import HORST
+    from horst.optimizers.l1 import soft_threshold
     from horst.optimizers.operator_optimizer import OperatorOptimizer
     from horst.optimizers.param_groups import param_groups
     from horst.optimizers.with_mirror_step import with_mirror_step
@@ -26,6 +27,7 @@ __all__ = [
     "operators",
     "param_groups",
     "pruning",
+    "soft_threshold",
     "sparsify",
     "sparsity",
     "with_mirror_step",
@@ -38,6 +40,7 @@ _HOMES = {
     "HORST": "horst.optimizers.horst",
     "OperatorOptimizer": "horst.optimizers.operator_optimizer",
     "param_groups": "horst.optimizers.param_groups",
+    "soft_threshold": "horst.optimizers.l1",
     "sparsify": "horst.recovery.sparsify",
     "with_mirror_step": "horst.optimizers.with_mirror_step",
 }

@@ -29,7 +29,7 @@ class HORST(MirroredAdam):
     .. math:: \theta_{k+1} \leftarrow \mathrm{sign}(\theta_{k+1}) \max(|\theta_{k+1}| - \eta \lambda_1, 0)
 
     where :math:`\lambda_1` is ``l1``. Give it to the matrices that will be pruned, not to norms, biases and embeddings:
-    ``horst.param_groups(model, l1=0.03)`` does.
+    ``horst.param_groups(model, l1=0.015)`` does.
 
     ``alpha=0, beta=0`` is AdamW. The mirror step keeps a zero weight at zero, the AdamW step does not: apply masks
     after ``step``. The class treats all its tensors alike; :func:`horst.param_groups` makes groups that differ.
@@ -44,10 +44,10 @@ class HORST(MirroredAdam):
             chooses it from ``lr`` (give the peak of the schedule), ``betas`` and the present size of the weights, and
             clips learning rates that are large beside the weights: :mod:`horst.optimizers.auto_alpha`.
         beta: Decay inside the mirror step; its effect is that of ``weight_decay``.
-        l1: Strength of the soft threshold: each weight shrinks by ``lr * l1`` per step and reaches exactly zero. GPT-2
-            small was trained with 0.03 at ``lr`` 1e-3 and 8e-3 for 6000 steps; a larger value prunes further and costs
-            dense quality. 0 disables it, as in the paper. In bfloat16 use ``stochastic_rounding``: rounding to the
-            nearest loses the threshold on all but the smallest weights.
+        l1: Strength of the soft threshold: each weight shrinks by ``lr * l1`` per step and reaches exactly zero. Start
+            from ``1.2 / sqrt(steps)``, 0.015 for 6000 steps; more prunes further and costs dense quality. 0 disables
+            it, as in the paper. In bfloat16 use ``stochastic_rounding``: rounding to the nearest loses the threshold on
+            all but the smallest weights.
         maximize: Whether to ascend instead of descend.
         foreach: True insists on ``torch._foreach_*`` calls; None chooses the fastest backend available.
         fused: True insists on the fused kernel (one launch per group, no temporaries; CUDA); None chooses.

@@ -81,5 +81,5 @@ def refuse_own_l1(optimizer: Optimizer, name: str) -> None:
         own = type(optimizer).__name__
         raise ValueError(
             f"{own} shrinks the weights of groups with an l1 itself, and {name} would do so twice. Leave {name} out: "
-            f"{own}(..., l1=0.03) is enough. To combine optimizers, call {name} on the others first."
+            f"{own}(..., l1=0.015) is enough. To combine optimizers, call {name} on the others first."
         )

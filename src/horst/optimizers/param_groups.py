@@ -104,7 +104,7 @@ def param_groups(
         no_decay: Kinds, or patterns of names (``"*.q_proj.*"``), that get no decay after all.
         no_mirror: Kinds or patterns that get no mirror step after all, such as ``("embedding", "head")``.
         l1: Strength of the soft threshold, for optimizers that have it (HORST). Others ignore it unless
-            :func:`horst.optimizers.l1.soft_threshold` is called on them. With 0 the groups do not mention it.
+            :func:`horst.soft_threshold` is called on them. With 0 the groups do not mention it.
 
     Example:
         >>> from horst import HORST

@@ -150,8 +150,8 @@ def test_muon_l1_horst_is_muon_l1_in_the_blocks_and_horst_elsewhere():
                 p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
             optimizer.step()
     blocks = {id(layer.param) for layer in find_layers(models["muon-l1-horst"], "blocks")}
-    for ours, muon, horst in zip(*(model.parameters() for model in models.values()), strict=True):
-        assert_close(ours.detach(), (muon if id(ours) in blocks else horst).detach(), rtol=0, atol=0)
+    for ours, by_muon, by_horst in zip(*(model.parameters() for model in models.values()), strict=True):
+        assert_close(ours.detach(), (by_muon if id(ours) in blocks else by_horst).detach(), rtol=0, atol=0)
     gains = [p for p in models["muon-l1-horst"].parameters() if p.dim() == 1]
     theirs = [p for p in models["muon-l1"].parameters() if p.dim() == 1]
     assert any(not torch.equal(p, q) for p, q in zip(gains, theirs, strict=True))  # AdamW's there
