@@ -121,6 +121,13 @@ class MirroredAdam(Optimizer):
                     f"{tuple(p.shape)}. The mirror step needs the sign of a weight, which a complex number lacks: "
                     "give it to torch.optim.AdamW."
                 )
+            # Stored in float32 it would not help: load_state_dict casts it back to the weight's dtype.
+            if p.dtype is torch.float16 and p.requires_grad:
+                raise ValueError(
+                    f"{type(self).__name__} got a weight of torch.float16 and shape {tuple(p.shape)}: the squares of "
+                    "usual gradients are 0 there, and so is Adam's second moment, which makes steps far too large. "
+                    "Use float32 weights with autocast, or bfloat16 with stochastic_rounding=True."
+                )
         if fused and (reason := why_not_fused(tensors)) is not None:
             raise ValueError(f"fused=True was asked for, but {reason}. Use fused=None to let the optimizer choose.")
 
