@@ -172,16 +172,34 @@ class WithMirrorStep(Optimizer):
         """Reset the gradients, as ``base`` does it."""
         self.base.zero_grad(set_to_none)
 
+    # Both are handed to base, which may save and load in its own way; hooks may be on either optimizer.
+    def state_dict(self) -> StateDict:
+        """The state of ``base``, whose groups hold the mirror step's options too."""
+        for prepare in self._optimizer_state_dict_pre_hooks.values():
+            prepare(self)
+        state = self.base.state_dict()
+        for change in self._optimizer_state_dict_post_hooks.values():
+            changed = change(self, state)
+            state = state if changed is None else changed
+        return state
+
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this class or of ``base``'s; options that the latter lacks keep their current values."""
-        groups = state_dict["param_groups"]
-        if len(groups) == len(self.param_groups):  # else the base class says what is wrong
-            groups = [self._auto.without_unresolved(group) for group in groups]
+        state_dict = {**state_dict}
+        for change in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = change(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        groups = [self._auto.without_unresolved(group) for group in state_dict["param_groups"]]
+        if len(groups) == len(self.param_groups):  # else base says what is wrong
             for old, new in zip(self.param_groups, groups, strict=True):
                 self._auto.check_loaded(old, new)
-            kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _OPTIONS} for g in self.param_groups]
-            groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
-        super().load_state_dict({**state_dict, "param_groups": groups})
+        kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _OPTIONS} for g in self.param_groups]
+        self.base.load_state_dict({**state_dict, "param_groups": groups})
+        for options, group in zip(kept, self.param_groups, strict=True):
+            group.update({**options, **group})
+        self._drop_removed(self.param_groups)
+        for finish in self._optimizer_load_state_dict_post_hooks.values():
+            finish(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("base", "defaults", "_decoupled_decay")}
@@ -192,7 +210,7 @@ class WithMirrorStep(Optimizer):
             self.__dict__.update(state)
             self._auto = AutoAlpha("mirror_")
             super().__setstate__({})
-        else:  # load_state_dict: the base optimizer knows which of its options are missing
+        else:  # new groups and state: the base optimizer knows which of its options are missing
             self.base.__setstate__(state)
         for options in (self.defaults, *self.param_groups):
             options.setdefault("mirror_max_step", None)  # a pickle or a state from before it existed
