@@ -8,6 +8,7 @@ from torch import nn
 
 from horst import HORST, with_mirror_step
 from horst.kernels.mirror_step import mirror_step_reference
+from horst.lab.baselines.together import Together
 from horst.operators import Adam, HyperbolicEntropy, Mirror
 from horst.optimizers.operator_optimizer import OperatorOptimizer
 
@@ -333,3 +334,23 @@ def test_a_hook_may_replace_the_state_that_is_loaded():
     composed.register_load_state_dict_pre_hook(lambda optimizer, given: other)
     composed.load_state_dict(state)
     assert (composed.param_groups[0]["lr"], composed.param_groups[0]["mirror_alpha"]) == (0.2, 1.0)
+
+
+def test_a_mirror_step_beside_another_optimizer_loads_the_state_of_both():
+    def make(lr):
+        a, b = params_like([(4,), (3,)])
+        return Together(with_mirror_step(torch.optim.AdamW([a], lr=lr), alpha=3.0), torch.optim.SGD([b], lr=lr))
+
+    trained, loaded = make(0.1), make(0.2)
+    pairs = [[p for group in o.param_groups for p in group["params"]] for o in (trained, loaded)]
+    for k in range(2):
+        give_gradients(*pairs, seed=k)
+        trained.step()
+    loaded.load_state_dict(copy.deepcopy(trained.state_dict()))
+    with torch.no_grad():
+        for p, q in zip(*pairs, strict=True):
+            q.copy_(p)
+    give_gradients(*pairs, seed=3)
+    for optimizer in (trained, loaded):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(*pairs, strict=True))

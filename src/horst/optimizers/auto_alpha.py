@@ -115,11 +115,8 @@ class AutoAlpha:
 
     def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
-        if group.get(self._alpha) == AUTO:
-            return {k: v for k, v in group.items() if k not in (self._alpha, self._max_step)}
-        # A state of ours from before the learning rate was bounded goes on without. It is known by an entry that ours
-        # had in those days: AdamW may carry our alpha too.
-        return {self._max_step: None, **group} if self._prefix + "max_exponent" in group else group
+        left_out = (self._alpha, self._max_step) if group.get(self._alpha) == AUTO else ()
+        return {k: v for k, v in group.items() if k not in left_out}
 
     def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
         """Warn where a group's strength was chosen for a smaller learning rate than a loaded state without one has."""

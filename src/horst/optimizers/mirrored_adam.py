@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.optimizers.auto_alpha import AUTO, AutoAlpha
-from horst.optimizers.hyperparameters import check_adam_hyperparameters, drop_removed
+from horst.optimizers.hyperparameters import check_adam_hyperparameters
 from horst.optimizers.step_cache import StepCache
 from horst.optimizers.step_parts import Parts, at_most, local_shards, split, with_new_masks
 from horst.parameters.kinds import refuse_flat_shards
@@ -60,7 +60,6 @@ class MirroredAdam(Optimizer):
         carried = _carried_by_all(params)  # before torch writes the defaults into the groups
         super().__init__(params, defaults)
         self._is_built = True
-        drop_removed(self.param_groups)
         self._warn_of_options_without_effect(carried)
         self._resolve_auto(self.param_groups)
 
@@ -105,7 +104,6 @@ class MirroredAdam(Optimizer):
             if not all(self._choose_mirrored(group, group["params"])):
                 refuse_flat_shards(group["params"], f"{type(self).__name__} takes its mirror step on matrices")
             if self._is_built:  # else it is done for all groups together
-                drop_removed([group])
                 self._resolve_auto([group])
         except BaseException:
             self.param_groups.pop()
@@ -186,12 +184,9 @@ class MirroredAdam(Optimizer):
         self._warned_of_bfloat16 = True
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
         self.__dict__.setdefault("_auto", AutoAlpha())
-        added_later = {"max_step": None} | ({} if self._along_gradient else {"l1": 0.0})
-        self.defaults = {**added_later, **self.defaults}
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
-        drop_removed([self.defaults, *self.param_groups])
 
     def set_masks(self, masks: Mapping[Tensor, Tensor | None]) -> None:
         """Keep pruned weights at zero inside the step: on the fused backend, in the same pass over memory.

@@ -15,7 +15,7 @@ from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
 from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
-from horst.optimizers.hyperparameters import REMOVED, check_alpha, check_max_step, check_number, drop_removed
+from horst.optimizers.hyperparameters import check_alpha, check_max_step, check_number
 from horst.optimizers.known_optimizers import decays_apart, refuse_auto
 from horst.optimizers.mirrored_adam import MirroredAdam
 from horst.optimizers.step_parts import at_most
@@ -99,7 +99,6 @@ class WithMirrorStep(Optimizer):
         options = [self._mirror_options(group) for group in base.param_groups]
         self._resolve_auto(options)
         self._is_built = True
-        self._drop_removed(base.param_groups)
         for group, chosen in zip(base.param_groups, options, strict=True):
             self._write(group, chosen)
 
@@ -132,7 +131,6 @@ class WithMirrorStep(Optimizer):
         if not self._is_built:  # called by the base class for groups that are there
             return
         group = {**param_group}
-        self._drop_removed([group])
         if isinstance(group["params"], Iterator):  # it is read twice
             group["params"] = list(group["params"])
         chosen = self._mirror_options({**self.base.defaults, **group})
@@ -159,10 +157,6 @@ class WithMirrorStep(Optimizer):
             if name not in self.base.defaults:
                 group.pop(name, None)
             group[f"mirror_{name}"] = options[f"mirror_{name}"]
-
-    def _drop_removed(self, options: list[dict[str, Any]]) -> None:
-        ours = [name for name in REMOVED if name not in self.base.defaults]
-        drop_removed(options, [*ours, *(f"mirror_{name}" for name in REMOVED)])
 
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
         everything = (p for group in self.param_groups for p in group["params"])
@@ -197,7 +191,6 @@ class WithMirrorStep(Optimizer):
         self.base.load_state_dict({**state_dict, "param_groups": groups})
         for options, group in zip(kept, self.param_groups, strict=True):
             group.update({**options, **group})
-        self._drop_removed(self.param_groups)
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
 
@@ -212,10 +205,7 @@ class WithMirrorStep(Optimizer):
             super().__setstate__({})
         else:  # new groups and state: the base optimizer knows which of its options are missing
             self.base.__setstate__(state)
-        for options in (self.defaults, *self.param_groups):
-            options.setdefault("mirror_max_step", None)  # a pickle or a state from before it existed
         self._launches = defaultdict(LaunchCache)
-        self._drop_removed([self.defaults, *self.param_groups])
 
     def _decay(self, group: dict[str, Any]) -> float | Tensor:
         """The share of each weight that the base optimizer's step takes as decoupled decay."""
