@@ -19,10 +19,11 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
-from horst.optimizers.auto_alpha import AUTO, AutoAlpha
+from horst.optimizers.auto_alpha import AUTO, AutoAlpha, at_most
 from horst.optimizers.hyperparameters import check_adam_hyperparameters
+from horst.optimizers.masks import with_new_masks
 from horst.optimizers.step_cache import StepCache
-from horst.optimizers.step_parts import Parts, at_most, local_shards, split, with_new_masks
+from horst.optimizers.step_parts import Parts, local_shards, split
 from horst.parameters.kinds import refuse_flat_shards
 from horst.user_warnings import warn_user
 

@@ -14,11 +14,10 @@ from torch.optim.optimizer import StateDict
 from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
-from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
+from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha, at_most
 from horst.optimizers.hyperparameters import check_alpha, check_max_step, check_number
 from horst.optimizers.known_optimizers import decays_apart, refuse_auto
 from horst.optimizers.mirrored_adam import MirroredAdam
-from horst.optimizers.step_parts import at_most
 from horst.parameters.sharding import local_shard
 
 __all__ = ["WithMirrorStep", "with_mirror_step"]
