@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 import warnings
 
 import pytest
@@ -13,7 +12,6 @@ from torch import nn
 
 from horst import HAM, HORST, param_groups, with_mirror_step
 from horst.integrations.matrices import MatrixHORST
-from horst.lab.baselines.together import Together
 from horst.optimizers.auto_alpha import root_mean_square
 from horst.optimizers.l1 import soft_threshold
 
@@ -196,85 +194,6 @@ def test_a_compiled_step_holds_the_learning_rate_too(backend):
         return p.detach()
 
     torch.testing.assert_close(train(compiled=True), train(compiled=False), rtol=1e-6, atol=0)
-
-
-@BOTH
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_state_from_before_the_bound_goes_on_without_it(make, prefix, alone):
-    p = nn.Parameter(torch.full((8, 8), 0.02))
-    p.grad = torch.ones_like(p)
-
-    def optimizer_for(lr, alpha):
-        made = make([p], lr, alpha=alpha)
-        return made if alone else Together(made)
-
-    optimizer = optimizer_for(1e-2, 5.0)
-    old = optimizer.state_dict()
-    for group in old["param_groups"]:
-        del group[prefix + "max_step"]
-        group[prefix + "max_exponent"] = None  # which it had in those days
-    optimizer = optimizer_for(1e-3, "auto")
-    optimizer.load_state_dict(old)
-    assert optimizer.param_groups[0][prefix + "max_step"] is None
-    assert optimizer.param_groups[0][prefix + "alpha"] == 5.0
-    optimizer.step()
-
-
-REMOVED = {"max_exponent": 0.1, "max_scale": 0.3}
-
-
-@BOTH
-@pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize("how", ["state", "pickle"])
-def test_bounds_of_older_checkpoints_are_dropped_and_one_warning_names_them(make, prefix, alone, how):
-    p, q = nn.Parameter(torch.full((8, 8), 0.02)), nn.Parameter(torch.full((8, 8), 0.04))
-
-    def build():
-        made = make([p], 1e-3, alpha=5.0)
-        made.add_param_group({"params": [q]})
-        return made if alone else Together(made)
-
-    optimizer, expected = build(), set(build().param_groups[0])
-    older, unset = copy.deepcopy(optimizer), copy.deepcopy(optimizer)
-    for group in older.param_groups:
-        group.update({prefix + name: value for name, value in REMOVED.items()})
-    for group in unset.param_groups:
-        group.update({prefix + name: None for name in REMOVED})
-
-    def load(source):
-        if how == "pickle":
-            return pickle.loads(pickle.dumps(source))
-        optimizer.load_state_dict(source.state_dict())
-        return optimizer
-
-    def check(loaded):
-        assert [set(group) for group in loaded.param_groups] == [expected] * 2
-        for weight in (weight for group in loaded.param_groups for weight in group["params"]):
-            weight.grad = torch.ones_like(weight)
-        loaded.step()
-
-    with pytest.warns(UserWarning, match=f"carry {prefix}max_exponent and {prefix}max_scale") as told:
-        loaded = load(older)
-    assert [warning.filename for warning in told] == [__file__]
-    check(loaded)
-    check(load(unset))  # silent: what was not set is not missed
-
-
-@BOTH
-@pytest.mark.parametrize("name", REMOVED)
-def test_bounds_that_groups_still_carry_are_dropped_and_told_of(make, prefix, name):
-    p = nn.Parameter(torch.full((8, 8), 0.02))
-    with pytest.warns(UserWarning, match=f"carry {name}, which no longer exists") as told:
-        optimizer = make([p], 1e-3, {name: 0.1}, alpha="auto")
-    assert [warning.filename for warning in told] == [__file__]
-    assert set(optimizer.param_groups[0]) == set(make([p], 1e-3, alpha="auto").param_groups[0])
-    added = {"params": [nn.Parameter(torch.ones(2, 2))], prefix + name: 0.1}
-    with pytest.warns(UserWarning, match=f"carry {prefix}{name}, which no longer exists"):
-        optimizer.add_param_group({**added})
-    assert set(optimizer.param_groups[1]) == set(optimizer.param_groups[0])
-    with pytest.raises(UserWarning, match="no longer exists"):  # warnings are errors here
-        optimizer.add_param_group({**added, "params": [nn.Parameter(torch.ones(2, 2))]})
-    assert len(optimizer.param_groups) == 2
 
 
 def test_each_group_has_the_rate_of_its_own_memory_and_an_optimizer_without_one_that_of_095():

@@ -411,3 +411,15 @@ def test_bfloat16_weights_without_stochastic_rounding_warn_once(cls):
         cls([*params_like([(4, 4)]), *frozen])
         copy.deepcopy(cls(low, stochastic_rounding=True)).step()
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("cls", [HORST, HAM])
+def test_float16_weights_that_train_are_refused_since_their_second_moment_would_be_zero(cls):
+    low, frozen = params_like([(4, 4)], torch.float16), params_like([(4, 4)], torch.float16)
+    frozen[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"torch.float16 and shape \(4, 4\).*Adam's second moment.*autocast"):
+        cls(low)
+    optimizer = cls([*params_like([(3,)]), *frozen])  # the frozen base of an adapter takes no step
+    with pytest.raises(ValueError, match=r"torch.float16"):
+        optimizer.add_param_group({"params": [("weight", low[0])]})
+    assert len(optimizer.param_groups) == 1

@@ -8,6 +8,9 @@ from torch import nn
 
 from horst import HORST, with_mirror_step
 from horst.kernels.mirror_step import mirror_step_reference
+from horst.lab.baselines.together import Together
+from horst.operators import Adam, HyperbolicEntropy, Mirror
+from horst.optimizers.operator_optimizer import OperatorOptimizer
 
 
 def params_like(shapes, dtype=torch.float64, device="cpu"):
@@ -257,3 +260,97 @@ def test_bad_input_is_refused(base, options, text):
         base = base()
     with pytest.raises(TypeError, match=text):
         with_mirror_step(base, **options)
+
+
+class Codes(torch.optim.SGD):
+    """An optimizer that keeps codes in its state and saves a table with them, as those of 8 bits do."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "table": [0.5]}
+
+    def load_state_dict(self, state_dict):
+        codes = [entry["codes"].clone() for entry in state_dict["state"].values()]
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "table"})
+        self.table = state_dict["table"]
+        for p, code in zip(self.param_groups[0]["params"], codes, strict=True):
+            self.state[p]["codes"] = code
+
+
+def test_a_base_that_saves_and_loads_in_its_own_way_does_so_with_a_mirror_step():
+    def make():
+        params = params_like([(4,)], torch.bfloat16)
+        base = Codes(params)
+        base.state[params[0]]["codes"] = torch.tensor([1, 2, 3, 255], dtype=torch.uint8)
+        return with_mirror_step(base, alpha=3.0)
+
+    saved = make().state_dict()
+    assert saved["param_groups"][0]["mirror_alpha"] == 3.0
+    loaded = make()
+    loaded.load_state_dict(saved)
+    (state,) = loaded.state.values()
+    assert state["codes"].dtype is torch.uint8
+    assert loaded.base.table == [0.5]
+
+
+def test_counters_of_an_operator_load_as_they_were_saved():
+    def make():
+        params = params_like([(4,)], torch.bfloat16)
+        return with_mirror_step(OperatorOptimizer(params, Adam() @ Mirror(HyperbolicEntropy(0.1)) @ Adam()))
+
+    optimizer, loaded = make(), make()
+    give_gradients(optimizer.param_groups[0]["params"])
+    optimizer.step()
+    (state,) = optimizer.state.values()
+    counters = [key for key in state if key.endswith(".step")]
+    for key in counters:
+        state[key].fill_(259.0)  # which bfloat16 lacks
+    loaded.load_state_dict(optimizer.state_dict())
+    (state,) = loaded.state.values()
+    assert [state[key] for key in counters] == [torch.tensor(259.0)] * 2
+
+
+def test_hooks_of_saving_and_loading_run_once_each_on_both_optimizers():
+    composed, seen = with_mirror_step(torch.optim.SGD(params_like([(4,)]))), []
+    for optimizer in (composed, composed.base):
+        name = type(optimizer).__name__
+        optimizer.register_state_dict_pre_hook(lambda o, name=name: seen.append(f"saves {name}"))
+        optimizer.register_state_dict_post_hook(lambda o, s, name=name: {**s, name: seen.append(f"saved {name}")})
+        optimizer.register_load_state_dict_pre_hook(lambda o, s, name=name: seen.append(f"loads {name}"))
+        optimizer.register_load_state_dict_post_hook(lambda o, name=name: seen.append(f"loaded {name}"))
+    state = composed.state_dict()
+    assert {"SGD", "WithMirrorStep"} <= set(state)
+    composed.load_state_dict(state)
+    assert seen == [
+        *("saves WithMirrorStep", "saves SGD", "saved SGD", "saved WithMirrorStep"),
+        *("loads WithMirrorStep", "loads SGD", "loaded SGD", "loaded WithMirrorStep"),
+    ]
+
+
+def test_a_hook_may_replace_the_state_that_is_loaded():
+    composed = with_mirror_step(torch.optim.SGD(params_like([(4,)]), lr=0.1))
+    state = composed.state_dict()
+    other = copy.deepcopy(state)
+    other["param_groups"][0].update(lr=0.2, mirror_alpha=1.0)
+    composed.register_load_state_dict_pre_hook(lambda optimizer, given: other)
+    composed.load_state_dict(state)
+    assert (composed.param_groups[0]["lr"], composed.param_groups[0]["mirror_alpha"]) == (0.2, 1.0)
+
+
+def test_a_mirror_step_beside_another_optimizer_loads_the_state_of_both():
+    def make(lr):
+        a, b = params_like([(4,), (3,)])
+        return Together(with_mirror_step(torch.optim.AdamW([a], lr=lr), alpha=3.0), torch.optim.SGD([b], lr=lr))
+
+    trained, loaded = make(0.1), make(0.2)
+    pairs = [[p for group in o.param_groups for p in group["params"]] for o in (trained, loaded)]
+    for k in range(2):
+        give_gradients(*pairs, seed=k)
+        trained.step()
+    loaded.load_state_dict(copy.deepcopy(trained.state_dict()))
+    with torch.no_grad():
+        for p, q in zip(*pairs, strict=True):
+            q.copy_(p)
+    give_gradients(*pairs, seed=3)
+    for optimizer in (trained, loaded):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(*pairs, strict=True))

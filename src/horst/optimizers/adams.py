@@ -17,7 +17,8 @@ from torch.optim.optimizer import ParamsT
 
 from horst.kernels.horst_step import StepTensors
 from horst.optimizers.hyperparameters import check_adamw_options, check_number
-from horst.optimizers.step_parts import local_shards, with_new_masks
+from horst.optimizers.masks import with_new_masks
+from horst.optimizers.step_parts import local_shards
 
 __all__ = ["AdamS"]
 

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from horst.optimizers.step_parts import at_most
 from horst.parameters.kinds import refuse_flat_shards
 from horst.user_warnings import warn_user
 
@@ -44,6 +43,18 @@ def chosen_alpha(lr: float, beta2: float, size: float, max_step: float) -> float
     """
     rate = NOISE_IN_LOG * math.sqrt(1 - beta2)
     return min(rate / min(lr, max_step), MAX_MIRROR_PER_ADAM / size)
+
+
+def at_most(lr: float | Tensor, max_step: float | None) -> float | Tensor:
+    """The learning rate, or the bound if that is less. A tensor stays on its device, and the host does not wait.
+
+    Example:
+        >>> at_most(0.01, 0.002), at_most(0.001, 0.002), at_most(0.01, None)
+        (0.002, 0.001, 0.01)
+    """
+    if max_step is None:
+        return lr
+    return lr.clamp(max=max_step) if isinstance(lr, Tensor) else min(lr, max_step)
 
 
 class AutoAlpha:
@@ -115,11 +126,8 @@ class AutoAlpha:
 
     def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
         """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
-        if group.get(self._alpha) == AUTO:
-            return {k: v for k, v in group.items() if k not in (self._alpha, self._max_step)}
-        # A state of ours from before the learning rate was bounded goes on without. It is known by an entry that ours
-        # had in those days: AdamW may carry our alpha too.
-        return {self._max_step: None, **group} if self._prefix + "max_exponent" in group else group
+        left_out = (self._alpha, self._max_step) if group.get(self._alpha) == AUTO else ()
+        return {k: v for k, v in group.items() if k not in left_out}
 
     def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
         """Warn where a group's strength was chosen for a smaller learning rate than a loaded state without one has."""

@@ -50,7 +50,8 @@ class HORST(MirroredAdam):
             all but the smallest weights.
         maximize: Whether to ascend instead of descend.
         foreach: True insists on ``torch._foreach_*`` calls; None chooses the fastest backend available.
-        fused: True insists on the fused kernel (one launch per group, no temporaries; CUDA); None chooses.
+        fused: True insists on the fused kernel (one launch per group, no temporaries). It needs CUDA and raises
+            elsewhere, where AdamW has one for CPUs too. None chooses.
         capturable: Whether the step counter lives on the device, so that a CUDA graph can capture the step.
         stochastic_rounding: Whether bfloat16 weights are rounded up or down at random. Their resolution is coarser than
             a usual step, which rounding to the nearest would lose. Other dtypes ignore it.

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from horst.optimizers.auto_alpha import AUTO
-from horst.user_warnings import warn_user
-
-# Bounds of the mirror step that older checkpoints carry in their groups.
-REMOVED = ("max_exponent", "max_scale")
 
 
 def check_adamw_options(group: dict[str, Any]) -> None:
@@ -68,24 +63,6 @@ def check_max_step(value: object) -> None:
         check_number("max_step", value, "use None for no bound")
         if value == 0:
             raise ValueError("max_step must be above 0, got 0. Use lr=0 for no step.")
-
-
-def drop_removed(options: Iterable[dict[str, Any]], names: Iterable[str] = REMOVED) -> None:
-    """Delete entries that older checkpoints carry; one warning names those that were set.
-
-    Example:
-        >>> group = {"lr": 1e-3, "max_exponent": None, "max_scale": None}
-        >>> drop_removed([group])
-        >>> group
-        {'lr': 0.001}
-    """
-    names = tuple(names)
-    found = {name for entries in options for name in names if entries.pop(name, None) is not None}
-    if found:
-        warn_user(
-            f"the parameter groups carry {' and '.join(sorted(found))}, which no longer exists: the mirror step has no "
-            "such bound, and the entry is dropped. If steps are too large without it, lower alpha or lr."
-        )
 
 
 def check_number(name: str, value: object, hint: str) -> None:

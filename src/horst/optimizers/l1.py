@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from horst.kernels.soft_threshold import soft_threshold_
-from horst.optimizers.step_parts import at_most
+from horst.optimizers.auto_alpha import at_most
 from horst.parameters.sharding import local_shard
 
 __all__ = ["refuse_own_l1", "soft_threshold"]

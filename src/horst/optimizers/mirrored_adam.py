@@ -19,10 +19,11 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
-from horst.optimizers.auto_alpha import AUTO, AutoAlpha
-from horst.optimizers.hyperparameters import check_adam_hyperparameters, drop_removed
+from horst.optimizers.auto_alpha import AUTO, AutoAlpha, at_most
+from horst.optimizers.hyperparameters import check_adam_hyperparameters
+from horst.optimizers.masks import with_new_masks
 from horst.optimizers.step_cache import StepCache
-from horst.optimizers.step_parts import Parts, at_most, local_shards, split, with_new_masks
+from horst.optimizers.step_parts import Parts, local_shards, split
 from horst.parameters.kinds import refuse_flat_shards
 from horst.user_warnings import warn_user
 
@@ -60,7 +61,6 @@ class MirroredAdam(Optimizer):
         carried = _carried_by_all(params)  # before torch writes the defaults into the groups
         super().__init__(params, defaults)
         self._is_built = True
-        drop_removed(self.param_groups)
         self._warn_of_options_without_effect(carried)
         self._resolve_auto(self.param_groups)
 
@@ -105,7 +105,6 @@ class MirroredAdam(Optimizer):
             if not all(self._choose_mirrored(group, group["params"])):
                 refuse_flat_shards(group["params"], f"{type(self).__name__} takes its mirror step on matrices")
             if self._is_built:  # else it is done for all groups together
-                drop_removed([group])
                 self._resolve_auto([group])
         except BaseException:
             self.param_groups.pop()
@@ -120,6 +119,13 @@ class MirroredAdam(Optimizer):
                     f"{type(self).__name__} takes real floating-point parameters, got one of {p.dtype} and shape "
                     f"{tuple(p.shape)}. The mirror step needs the sign of a weight, which a complex number lacks: "
                     "give it to torch.optim.AdamW."
+                )
+            # Stored in float32 it would not help: load_state_dict casts it back to the weight's dtype.
+            if p.dtype is torch.float16 and p.requires_grad:
+                raise ValueError(
+                    f"{type(self).__name__} got a weight of torch.float16 and shape {tuple(p.shape)}: the squares of "
+                    "usual gradients are 0 there, and so is Adam's second moment, which makes steps far too large. "
+                    "Use float32 weights with autocast, or bfloat16 with stochastic_rounding=True."
                 )
         if fused and (reason := why_not_fused(tensors)) is not None:
             raise ValueError(f"fused=True was asked for, but {reason}. Use fused=None to let the optimizer choose.")
@@ -179,12 +185,9 @@ class MirroredAdam(Optimizer):
         self._warned_of_bfloat16 = True
         self.__dict__.setdefault("_masks", {})  # who set masks sets them again on a copy
         self.__dict__.setdefault("_auto", AutoAlpha())
-        added_later = {"max_step": None} | ({} if self._along_gradient else {"l1": 0.0})
-        self.defaults = {**added_later, **self.defaults}
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
-        drop_removed([self.defaults, *self.param_groups])
 
     def set_masks(self, masks: Mapping[Tensor, Tensor | None]) -> None:
         """Keep pruned weights at zero inside the step: on the fused backend, in the same pass over memory.

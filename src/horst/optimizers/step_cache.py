@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ __all__ = ["StepCache"]
 class StepCache:
     """The lookups of one optimizer, by group. Replace it by a new one to forget them all.
 
-    Groups are told apart by the ``id`` of their list of parameters.
+    Groups are told apart by the ``id`` of their list of parameters, which may be changed in place.
 
     Attributes:
         launches: Tables of the fused backend, by (group, gets the mirror step, has a mask).
@@ -27,8 +28,8 @@ class StepCache:
     def __init__(self) -> None:
         self.launches: dict[tuple[int, bool, bool], LaunchCache] = defaultdict(LaunchCache)
         self._backends: dict[int, tuple[tuple[Any, ...], Backend]] = {}
-        # all values of optimizer.state when the group's own were looked up, and these
-        self._states: dict[int, tuple[list[Any], list[dict[str, Any]]]] = {}
+        # the group's parameters and all values of optimizer.state when its states were looked up, and these
+        self._states: dict[int, tuple[list[Tensor], list[Any], list[dict[str, Any]]]] = {}
         self._counters_on_device: dict[int, bool] = {}
 
     def backend(self, group: dict[str, Any]) -> Backend:
@@ -45,18 +46,17 @@ class StepCache:
     def states(
         self, state: dict[Tensor, dict[str, Any]], group_params: list[Tensor], params: list[Tensor]
     ) -> list[dict[str, Any]]:
-        """The state of each parameter; looked up by hash only when a dictionary in ``state`` has been replaced."""
+        """The state of each parameter; looked up by hash only when a parameter or a dictionary has been replaced."""
         if torch.compiler.is_compiling():
             return [state[p] for p in params]
         known = self._states.get(id(group_params))
         if known is not None:
-            everything, states = known
-            same = len(everything) == len(state) and all(map(operator.is_, state.values(), everything))
-            if same and len(states) == len(params):
+            owners, everything, states = known
+            if _are_same(owners, params) and _are_same(everything, state.values()):
                 return states
         states = list(map(state.__getitem__, params))
         if len(params) == len(group_params):
-            self._states[id(group_params)] = (list(state.values()), states)
+            self._states[id(group_params)] = (list(params), list(state.values()), states)
         return states
 
     def place_counters(self, state: dict[Tensor, dict[str, Any]], params: list[Tensor], on_device: bool) -> None:
@@ -69,3 +69,7 @@ class StepCache:
                 where = p.device if on_device else "cpu"
                 found["step"] = torch.as_tensor(found["step"], dtype=torch.float32, device=where)
         placed[key] = on_device
+
+
+def _are_same(known: list[Any], now: Collection[Any]) -> bool:
+    return len(known) == len(now) and all(map(operator.is_, known, now))

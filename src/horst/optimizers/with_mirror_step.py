@@ -14,11 +14,10 @@ from torch.optim.optimizer import StateDict
 from horst.kernels.backends import choose_backend
 from horst.kernels.mirror_step import MirrorOptions, mirror_step
 from horst.kernels.multi_tensor import LaunchCache
-from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha
-from horst.optimizers.hyperparameters import REMOVED, check_alpha, check_max_step, check_number, drop_removed
+from horst.optimizers.auto_alpha import AUTO, Alpha, AutoAlpha, at_most
+from horst.optimizers.hyperparameters import check_alpha, check_max_step, check_number
 from horst.optimizers.known_optimizers import decays_apart, refuse_auto
 from horst.optimizers.mirrored_adam import MirroredAdam
-from horst.optimizers.step_parts import at_most
 from horst.parameters.sharding import local_shard
 
 __all__ = ["WithMirrorStep", "with_mirror_step"]
@@ -99,7 +98,6 @@ class WithMirrorStep(Optimizer):
         options = [self._mirror_options(group) for group in base.param_groups]
         self._resolve_auto(options)
         self._is_built = True
-        self._drop_removed(base.param_groups)
         for group, chosen in zip(base.param_groups, options, strict=True):
             self._write(group, chosen)
 
@@ -132,7 +130,6 @@ class WithMirrorStep(Optimizer):
         if not self._is_built:  # called by the base class for groups that are there
             return
         group = {**param_group}
-        self._drop_removed([group])
         if isinstance(group["params"], Iterator):  # it is read twice
             group["params"] = list(group["params"])
         chosen = self._mirror_options({**self.base.defaults, **group})
@@ -160,10 +157,6 @@ class WithMirrorStep(Optimizer):
                 group.pop(name, None)
             group[f"mirror_{name}"] = options[f"mirror_{name}"]
 
-    def _drop_removed(self, options: list[dict[str, Any]]) -> None:
-        ours = [name for name in REMOVED if name not in self.base.defaults]
-        drop_removed(options, [*ours, *(f"mirror_{name}" for name in REMOVED)])
-
     def _resolve_auto(self, groups: list[dict[str, Any]]) -> None:
         everything = (p for group in self.param_groups for p in group["params"])
         self._auto.resolve(groups, lambda group: group["params"], everything)
@@ -172,16 +165,33 @@ class WithMirrorStep(Optimizer):
         """Reset the gradients, as ``base`` does it."""
         self.base.zero_grad(set_to_none)
 
+    # Both are handed to base, which may save and load in its own way; hooks may be on either optimizer.
+    def state_dict(self) -> StateDict:
+        """The state of ``base``, whose groups hold the mirror step's options too."""
+        for prepare in self._optimizer_state_dict_pre_hooks.values():
+            prepare(self)
+        state = self.base.state_dict()
+        for change in self._optimizer_state_dict_post_hooks.values():
+            changed = change(self, state)
+            state = state if changed is None else changed
+        return state
+
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this class or of ``base``'s; options that the latter lacks keep their current values."""
-        groups = state_dict["param_groups"]
-        if len(groups) == len(self.param_groups):  # else the base class says what is wrong
-            groups = [self._auto.without_unresolved(group) for group in groups]
+        state_dict = {**state_dict}
+        for change in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = change(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        groups = [self._auto.without_unresolved(group) for group in state_dict["param_groups"]]
+        if len(groups) == len(self.param_groups):  # else base says what is wrong
             for old, new in zip(self.param_groups, groups, strict=True):
                 self._auto.check_loaded(old, new)
-            kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _OPTIONS} for g in self.param_groups]
-            groups = [{**k, **g} for k, g in zip(kept, groups, strict=True)]
-        super().load_state_dict({**state_dict, "param_groups": groups})
+        kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _OPTIONS} for g in self.param_groups]
+        self.base.load_state_dict({**state_dict, "param_groups": groups})
+        for options, group in zip(kept, self.param_groups, strict=True):
+            group.update({**options, **group})
+        for finish in self._optimizer_load_state_dict_post_hooks.values():
+            finish(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("base", "defaults", "_decoupled_decay")}
@@ -192,12 +202,9 @@ class WithMirrorStep(Optimizer):
             self.__dict__.update(state)
             self._auto = AutoAlpha("mirror_")
             super().__setstate__({})
-        else:  # load_state_dict: the base optimizer knows which of its options are missing
+        else:  # new groups and state: the base optimizer knows which of its options are missing
             self.base.__setstate__(state)
-        for options in (self.defaults, *self.param_groups):
-            options.setdefault("mirror_max_step", None)  # a pickle or a state from before it existed
         self._launches = defaultdict(LaunchCache)
-        self._drop_removed([self.defaults, *self.param_groups])
 
     def _decay(self, group: dict[str, Any]) -> float | Tensor:
         """The share of each weight that the base optimizer's step takes as decoupled decay."""

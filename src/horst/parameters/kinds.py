@@ -16,6 +16,7 @@ _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrap
 _POSITION = re.compile(
     r"(^|\.)(wpe|pos|pos_\w*|posemb\w*|\w*position\w*|(cls|dist|reg|mask|class)_(token|embedding|emb))(\.|$)"
 )
+_MULTIPLIERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 _HEAD = re.compile(r"(^|\.)(lm_head|head|head_dist|classifier|score|out_proj_head|embed_out|output_projection)(\.|$)")
 
 
@@ -62,6 +63,8 @@ def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
     - ``head``: the output layer, where it is not tied.
     - ``matrix``: every other tensor of two or more dimensions, the stacked experts of mixture models included.
 
+    The weight of a linear layer or convolution is never a norm or a position, whatever it is called.
+
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(5, 8), "fc": nn.Linear(8, 8), "head": nn.Linear(8, 5)})
         >>> parameter_kinds(model)["head.weight"]
@@ -74,12 +77,13 @@ def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
         if isinstance(module, nn.EmbeddingBag | nn.Embedding) or type(module).__name__.endswith("Embedding")
         if isinstance(getattr(module, "weight", None), Tensor)
     }
-    in_norm = {
-        id(p)
-        for module in model.modules()
-        if "norm" in type(module).__name__.lower()
-        for p in module.parameters(recurse=False)
-    }
+    in_norm, in_multiplier = set(), set()
+    for module in model.modules():
+        own = map(id, module.parameters(recurse=False))
+        if isinstance(module, _MULTIPLIERS) or any(cls.__name__ == "Conv1D" for cls in type(module).__mro__):
+            in_multiplier |= {*own}
+        elif "norm" in type(module).__name__.lower():
+            in_norm |= {*own}
     for raw_name, p in model.named_parameters():
         name = clean_name(raw_name)
         kind: Kind
@@ -87,7 +91,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
             kind = "norm"
         elif name.endswith("bias"):
             kind = "bias"
-        elif _POSITION.search(name):
+        elif _POSITION.search(name) and id(p) not in in_multiplier:
             kind = "position"
         elif p.ndim < 2:
             kind = "vector"

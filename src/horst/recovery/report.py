@@ -34,7 +34,7 @@ class Stage:
     pruned: Mapping[str, float]
     metrics: Mapping[str, float]
     seconds: float
-    units_per_second: float | None = None  # a run that an earlier version began has none
+    units_per_second: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class SparsifyReport:
     Example:
         >>> from horst.pruning import PrunedLayer
         >>> stage = Stage(sparsity=0.5, steps=10, units=640, loss=2.5, pruned={"loss": 4.0}, metrics={"loss": 2.2},
-        ...               seconds=1.5)
+        ...               seconds=1.5, units_per_second=430.0)
         >>> layers = Report("sparsegpt", [PrunedLayer("fc.weight", (4, 4), kept=8)], model_weights=20)
         >>> report = SparsifyReport(settings={}, unit="tokens", dense={"loss": 2.0}, stages=[stage], layers=layers)
         >>> print(report.summary())
