@@ -38,6 +38,27 @@ def test_a_language_model_goes_through_all_stages(horst, gpt2, texts):
     assert os.listdir() == ["sparse"]
 
 
+def test_little_text_is_warned_of_before_and_after(horst, gpt2, texts):
+    words = ["sparsify", gpt2, "--data", texts / "held_out.txt", "--sparsity", 0.5, "--out", "sparse", *QUICK]
+    found = horst(*words)
+    assert found.code == 0, found.err
+    assert "training for 12 steps of 4 rows: 1,536 tokens, 2.8 times this text" in found.err
+    judged = "Judged on 32 tokens: fewer than 10,000 say little about other text."
+    assert judged in found.err
+    assert judged in found.out
+    assert "no worse than dense" not in found.out
+    long = horst(*words[:-1], "1e-3", "--overwrite", "--steps", 24)
+    assert "The training text is read about 6 times" in long.err
+    assert "The training text is read about 6 times" in pathlib.Path("sparse/sparsify.html").read_text()
+
+
+def test_tokens_that_are_no_whole_steps_are_named(horst, gpt2, texts):
+    words = ["--sparsity", 0.5, "--tokens", 5, "--context", 32, "--batch-size", 4, "--method", "magnitude"]
+    found = horst("sparsify", gpt2, "--data", texts / "text.jsonl", "--out", "sparse", *words)
+    assert found.code == 0, found.err
+    assert "training for 1 step of 4 rows: 128 tokens, " in found.err
+
+
 @pytest.mark.parametrize("train", ["fixed", "refresh", "admm", "ast", "cast"])
 def test_every_way_to_train_writes_a_model_and_a_page(horst, gpt2, texts, train):
     more = ["--optimizer", "adams"] if train == "cast" else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sys
@@ -146,8 +147,6 @@ def main(options: Options) -> None:
         teacher = None if options.teacher is None else load_model(options.teacher).model.to(world.device)
         data, config = _prepare(options, given, loaded, world)
         state = out.with_name(f".{out.name}.sparsify")
-        if world.rank == 0:
-            write(data.about, sys.stderr)
         loaded.model.to(world.device)
         result = _run(options, loaded, teacher, data, config, state, world)
         _finish(options, loaded, result, out, state, world)
@@ -206,7 +205,7 @@ def _prepare(
         steps = given["steps"] = data.steps_per_epoch(options.batch_size)
     if steps is None and loaded.reads == "images":
         raise ValueError("--tokens counts tokens of text, and this model reads images: use --steps.")
-    planned = steps or max(1, given["tokens"] // (data.tokens_per_row * options.batch_size))
+    planned = steps or math.ceil(given["tokens"] / (data.tokens_per_row * options.batch_size))
     stages = (
         (planned,) if options.train in ("admm", "ast", "cast") else SparsifyConfig(**given).steps_of_stages(planned)
     )
@@ -221,7 +220,21 @@ def _prepare(
         checkpoint_every=options.checkpoint_every or every,
     )
     samples = options.samples or (CPU_SAMPLES if cpu else SAMPLES)
+    if world.rank == 0:
+        _announce(data, planned, options.batch_size)
     return data, SparsifyConfig(**given, samples=samples, loop=loop)
+
+
+def _announce(data: RecoveryData, steps: int, batch_size: int) -> None:
+    """Say what is trained on and for how long, and warn of too little text."""
+    from horst.lab.report.sparsify import doubts_of
+
+    passes = data.passes(steps, batch_size)
+    plan = f"training for {steps:,} {'step' if steps == 1 else 'steps'} of {batch_size} rows"
+    if data.judged_on is not None:
+        plan += f": {steps * batch_size * data.tokens_per_row:,} tokens, {passes:.2g} times this text"
+    doubts = doubts_of(data.judged_on, passes)
+    write("\n".join([data.about, plan, *filter(None, [doubts])]), sys.stderr)
 
 
 def _run(
@@ -256,6 +269,8 @@ def _run(
         curve = [_lines(state / f"stage-{number}" / "metrics.jsonl") for number in range(1, len(report.stages) + 1)]
         curves = {"layers": found["layers"], "training": curve, "metric": data.metric, "unit": found["unit"]}
         curves |= {"higher_is_better": data.higher_is_better, "settings": found["settings"]}
+        trained = sum(stage.steps for stage in report.stages)
+        curves |= {"judged_on": data.judged_on, "passes": data.passes(trained, config.batch_size)}
         shares = {key: found[key] for key in found if key.startswith("sparsity_of")}
         rows = [{**{k: v for k, v in row.items() if k != "metrics"}, **row["metrics"]} for row in report.rows()]
         rows[-1] |= shares
