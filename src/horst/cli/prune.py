@@ -28,8 +28,9 @@ class Options:
 
     model: Path
     """The model: a directory of Hugging Face or timm, or of a finished run."""
-    method: Literal["magnitude", "wanda", "sparsegpt"] = "magnitude"
-    """Rule that chooses the weights to remove. All but magnitude need --data."""
+    method: Literal["magnitude", "wanda", "sparsegpt"] | None = None
+    """Rule that chooses the weights to remove; by default sparsegpt with --data (wanda for blocks), magnitude without.
+    All but magnitude need --data."""
     sparsity: float | None = None
     """Share of the weights of the pruned layers that become zero: 0.5, not 50. An N:M pattern fixes it."""
     out: Path | None = None
@@ -78,12 +79,16 @@ def main(options: Options) -> None:
     parse_values(options.values, options.group_size)
     pattern = read_pattern(options.pattern)
     units = parse_pattern(pattern)
+    calibrated = "wanda" if isinstance(pattern, tuple) else "sparsegpt"
+    method = options.method or ("magnitude" if options.data is None else calibrated)
     if options.sparsity is not None:
         check_sparsity(options.sparsity, units)
     elif not isinstance(units, NM):
         raise ValueError("give the share of weights to remove, --sparsity 0.5, or a pattern, --pattern 2:4.")
-    if options.method != "magnitude" and options.data is None:
-        raise ValueError(f"{options.method} needs text or images to calibrate on: --data. Magnitude needs none.")
+    if method != "magnitude" and options.data is None:
+        raise ValueError(f"{method} needs text or images to calibrate on: --data. Magnitude needs none.")
+    if method == "magnitude":
+        _refuse_calibration(options)
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples must be at least 1, got {options.samples}.")
     device = choose_device(options.device)
@@ -101,7 +106,7 @@ def main(options: Options) -> None:
         report = prune(
             loaded.model,
             options.sparsity,
-            method=options.method,
+            method=method,
             data=data,
             pattern=pattern,
             distribution=options.distribution,
@@ -134,9 +139,25 @@ def main(options: Options) -> None:
         rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
     write(table(rows))
     write(
-        f"{report.sparsity_of_pruned_layers:.2%} of these layers, {report.sparsity_of_all_weights:.2%} of all weights "
-        f"-> {out}"
+        f"{report.method}: {100 * report.sparsity_of_pruned_layers:.1f} % of these layers, "
+        f"{100 * report.sparsity_of_all_weights:.1f} % of all weights are zero -> {out}"
     )
+
+
+def _refuse_calibration(options: Options) -> None:
+    """Options for calibration that magnitude does not read; with OWL it reads data, if they are given."""
+    owl = options.distribution == "owl"
+    if owl and options.data is not None:
+        return
+    names = ["samples", "context", "seed", "tokenizer"] if owl else ["data", "samples", "context", "seed", "tokenizer"]
+    given = [f"--{name}" for name in names if getattr(options, name) != getattr(Options, name)]
+    if given:
+        has = "has" if len(given) == 1 else "have"
+        why = "without --data" if owl else "with --method magnitude, which needs no calibration"
+        instead = "give --data" if owl else "use --method sparsegpt or wanda with --data"
+        raise ValueError(
+            f"{', '.join(given)} {has} no effect {why}. Leave {'it' if has == 'has' else 'them'} out, or {instead}."
+        )
 
 
 def _check_exclude(options: Options, loaded: LoadedModel) -> None:
