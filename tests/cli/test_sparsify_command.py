@@ -59,6 +59,17 @@ def test_tokens_that_are_no_whole_steps_are_named(horst, gpt2, texts):
     assert "training for 1 step of 4 rows: 128 tokens, " in found.err
 
 
+def test_a_model_trained_with_l1_has_one_threshold_and_the_layers_of_the_paper(horst, gpt2, texts):
+    words = ["--distribution", "global", "--layers", "paper", "--sparsity", 0.6, "--out", "sparse", *QUICK]
+    found = horst("sparsify", gpt2, "--data", texts / "text.jsonl", *words)
+    assert found.code == 0, found.err
+    shares = {name: float((weight == 0).float().mean()) for name, weight in pruned_weights("sparse").items()}
+    inside = [share for name, share in shares.items() if name.startswith("h.1.")]
+    assert len(inside) == 4
+    assert len(set(inside)) > 1
+    assert {share for name, share in shares.items() if not name.startswith("h.1.")} == {0.0}
+
+
 @pytest.mark.parametrize("train", ["fixed", "refresh", "admm", "ast", "cast"])
 def test_every_way_to_train_writes_a_model_and_a_page(horst, gpt2, texts, train):
     more = ["--optimizer", "adams"] if train == "cast" else []

@@ -50,6 +50,8 @@ class Options:
     """Optimizer steps, in place of --tokens."""
     method: Literal["sparsegpt", "wanda", "magnitude"] = "sparsegpt"
     """Rule that chooses the weights to remove."""
+    distribution: Literal["uniform", "global"] = "uniform"
+    """Division of the zeros among the layers: the same share in each, or one threshold, for a model trained with l1."""
     stages: tuple[float, ...] | None = None
     """Sparsities on the way; by default none up to 60 %, and a few beyond."""
     train: Literal["fixed", "refresh", "admm", "ast", "cast"] = "fixed"
@@ -81,8 +83,8 @@ class Options:
     """Tokens per row; by default the model's, at most 2048 (128 for an encoder)."""
     samples: int | None = None
     """Rows that calibrate the choice of the weights; by default 128, and 64 on a CPU."""
-    layers: Literal["blocks", "all_linear", "all"] = "blocks"
-    """Layers to prune: those in the blocks; all linear; all."""
+    layers: Literal["blocks", "paper", "all_linear", "all"] = "blocks"
+    """Layers to prune: those in the blocks; all blocks but the first and last (paper); all linear; all."""
     include: tuple[str, ...] = ()
     """Wildcard patterns of further parameters to prune."""
     exclude: tuple[str, ...] = ()
