@@ -101,7 +101,7 @@ def refused(found, *parts):
         (["prune", "GPT2", "--pattern", "2:5"], ["multiple", "5"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*"], ["--exclude * leaves nothing", "all 12 layers"]),
         (["prune", "GPT2", "--sparsity", "0.5", "--exclude", "*.h.*"], ["--exclude *.h.* leaves nothing"]),
-        (["prune", "gpt2", "--sparsity", "0.5"], ["no model gpt2. A model is a directory. Those of the Hugging Face"]),
+        (["prune", "gpt2", "--sparsity", "0.5"], ["no model gpt2. A model is a directory. Fetch", "hf download gpt2"]),
         (["eval", "owner/name", "--data", "x"], ["hf download owner/name --local-dir name"]),
         (["export", "GPT2", "--seconds", "nan"], ["--seconds", "nan"]),
         (["export", "GPT2", "--seconds", "inf"], ["--seconds", "inf"]),

@@ -252,6 +252,16 @@ def test_export_with_a_report(horst, gpt2, texts):
     assert speeds == sorted(speeds, reverse=True)
 
 
+def test_a_dense_model_is_not_exported_in_silence(horst, gpt2):
+    words = ["export", gpt2, "--out", "sparse"]
+    dense = horst(*words)
+    assert "The file is not smaller: " in dense.out
+    assert "Try --values int8, or prune first." in dense.out
+    assert 'Load it with horst.export.load_pretrained("sparse"); transformers does not read it.' in dense.out
+    assert "not smaller" not in horst(*words, "--overwrite", "--values", "int8").out
+    assert "Load it with" not in horst("export", gpt2, "--to", "hugging-face", "--out", "dense").out
+
+
 def test_data_of_an_export_are_for_its_report(horst, gpt2):
     refused = horst("export", gpt2, "--data", "text.txt")
     assert refused.code == 2

@@ -100,7 +100,11 @@ def test_a_page_that_cannot_be_drawn_does_not_lose_the_model(horst, gpt2, texts,
 
 def test_two_of_four_and_the_sparse_file(horst, gpt2, texts, tmp_path):
     words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--pattern", "2:4", "--out", tmp_path / "sparse"]
-    assert horst(*words, "--sparse", *QUICK).code == 0
+    made = horst(*words, "--sparse", *QUICK)
+    assert made.code == 0, made.err
+    assert ".tmp" not in made.err  # where it was written before it was renamed
+    load = f'Load it with horst.export.load_pretrained("{tmp_path / "sparse"}"); transformers does not read it.'
+    assert made.out.splitlines()[-1] == load
     assert (tmp_path / "sparse" / "model.sparse.safetensors").is_file()
     assert horst("export", tmp_path / "sparse", "--to", "hugging-face", "--out", tmp_path / "dense").code == 0
     for weight in pruned_weights(tmp_path / "dense").values():  # GPT-2 stores its weights inputs first
@@ -331,10 +335,12 @@ def test_a_mistake_says_what_to_do_in_the_words_of_the_command_line(horst, gpt2,
     assert len(found.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("model", "fetched"), [("./my-lama", False), ("here/my-lama", False), ("owner/my-lama", True)])
+@pytest.mark.parametrize(
+    ("model", "fetched"), [("../my-lama", False), ("here/my-lama", False), ("owner/my-lama", True), ("my-lama", True)]
+)
 def test_only_a_name_of_the_hub_is_to_be_fetched(horst, texts, model, fetched):
     pathlib.Path("here").mkdir()
     found = horst("sparsify", model, "--data", texts / "text.jsonl", "--sparsity", 0.5)
     assert "there is no model" in found.err
-    assert ("hf download owner/my-lama" in found.err) == fetched
+    assert (f"hf download {model} --local-dir my-lama" in found.err) == fetched
     assert ("hf download" in found.err) == fetched

@@ -102,6 +102,11 @@ def main(options: Options) -> None:
         write_json(found)
         return
     write(table([found]))
+    if options.to == "sparse-safetensors":
+        if found["bytes"] >= dense:
+            share = 100 * loaded.zeros
+            write(f"The file is not smaller: {share:.1f} % of the weights are zero. Try --values int8, or prune first.")
+        write(loaded.how_to_load(out))
     if result is not None:
         write(f"\n{terminal_table(result)}\n-> {out / PAGE}")
 

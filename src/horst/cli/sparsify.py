@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
 from horst.cli.parsing import read_pattern
-from horst.cli.progress import spinner
+from horst.cli.progress import quiet, spinner
 
 if TYPE_CHECKING:
     from horst.cli.models import LoadedModel
@@ -310,6 +310,8 @@ def _finish(options: Options, loaded: LoadedModel, result: Result, out: Path, st
         else:
             page = f", {out / PAGE}" if (out / PAGE).exists() else ""
             write(f"{table(stages_table(result).records())}\n{words(result)}\n-> {out}{page}")
+            if options.sparse:
+                write(loaded.how_to_load(out))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -331,7 +333,7 @@ def _whole(loaded: LoadedModel) -> LoadedModel:
 def _save(options: Options, loaded: LoadedModel, result: Result, out: Path) -> None:
     from horst.lab.report import html
 
-    with replaced(out, options.overwrite) as directory:
+    with quiet("horst.export"), replaced(out, options.overwrite) as directory:  # its log names temporary files
         loaded.save(directory, sparse=options.sparse)
         record = result.save(directory / RECORD)
         try:
