@@ -73,6 +73,20 @@ def test_prune_is_the_librarys_on_the_same_windows(horst, gpt2, texts):
         assert torch.equal(tensor, pruned.state_dict()[name]), name
 
 
+def test_shares_are_shown_in_per_cent_under_one_name(horst, gpt2, texts):
+    words = ["--data", texts / "text.jsonl", "--samples", 4, "--context", 32]
+    pruned = horst("prune", gpt2, "--sparsity", 0.5, "--out", "pruned", *words)
+    head, first, *_ = pruned.out.splitlines()
+    assert head.split() == ["layer", "shape", "weights", "zeros", "error"]
+    assert first.split()[:4] == ["transformer.h.0.attn.c_attn.weight", "32x96", "3,072", "50.0%"]
+    assert "\nerror: share of the energy of the layer's output that is lost on the calibration data\n" in pruned.out
+    for found in (horst("eval", "pruned", "--data", texts / "held_out.txt"), horst("export", "pruned")):
+        head, row = found.out.splitlines()[:2]
+        assert "zeros of all weights" in head
+        zeros = load_model(pathlib.Path("pruned")).zeros
+        assert f" {zeros:.1%}" in row
+
+
 def test_magnitude_needs_no_data_and_takes_the_smallest(horst, gpt2):
     found = horst("prune", gpt2, "--sparsity", 0.3, "--exclude", "*.h.1.*", "--out", "pruned")
     assert found.code == 0

@@ -320,6 +320,8 @@ def test_a_teacher_with_another_vocabulary_is_refused(horst, gpt2, texts, tmp_pa
             ["--sparsity", "0.5", "--data", "other.jsonl"],
             "line 1 has no field 'text' (it has 'content'). Rename the field",
         ),
+        (["--sparsity", "0.5", "--data", "plain.jsonl"], 'is {"text": "..."}. Is it plain text? Name it .txt.'),
+        (["--sparsity", "0.7", "--steps", "2"], "prunes at once (stages=(), on the command line a bare --stages)."),
         (["--sparsity", "0.5", "--out", "model"], "--out model is the model itself, which this command reads."),
         (["--sparsity", "0.7", "--stages", "0.8"], "got 0.8. To reach 0.7 in two steps give the one stage 0.5."),
     ],
@@ -327,6 +329,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(horst, gpt2, texts, tmp_pa
 def test_a_mistake_says_what_to_do_in_the_words_of_the_command_line(horst, gpt2, texts, words, message):
     shutil.copytree(gpt2, "model")
     pathlib.Path("short.txt").write_text("hello ")
+    pathlib.Path("plain.jsonl").write_text("It was a dark and stormy night.\n")
     pathlib.Path("other.jsonl").write_text('{"content": "hello"}\n')
     data = [] if "--data" in words else ["--data", texts / "text.jsonl"]
     found = horst("sparsify", "model", *data, *words)

@@ -6,11 +6,11 @@ import dataclasses
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from horst import __version__, files
 from horst.cli.destination import beside, check_free, replaced
-from horst.cli.output import table, write, write_json
+from horst.cli.output import Share, table, write, write_json
 from horst.cli.parsing import read_pattern
 from horst.cli.progress import blocks_counted, spinner
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from horst.cli.models import LoadedModel
+    from horst.pruning import PrunedLayer
 
 RECORD = "pruning.json"
 
@@ -134,14 +135,22 @@ def main(options: Options) -> None:
     if options.json:
         write_json({"out": str(out), **record})
         return
-    rows = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in report.rows()]
-    if all(row["error"] is None for row in rows):
-        rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
+    has_errors = any(layer.error is not None for layer in report.layers)
+    rows = [_shown(layer, has_errors) for layer in report.layers]
     write(table(rows))
+    if has_errors:
+        write("error: share of the energy of the layer's output that is lost on the calibration data")
     write(
         f"{report.method}: {100 * report.sparsity_of_pruned_layers:.1f} % of these layers, "
         f"{100 * report.sparsity_of_all_weights:.1f} % of all weights are zero -> {out}"
     )
+
+
+def _shown(layer: PrunedLayer, has_errors: bool) -> dict[str, Any]:
+    """A row of the table."""
+    row = {"layer": layer.name, "shape": "x".join(map(str, layer.shape)), "weights": layer.weights}
+    row |= {"zeros": Share(layer.sparsity)}
+    return row | ({"error": layer.error} if has_errors else {})
 
 
 def _refuse_calibration(options: Options) -> None:

@@ -52,7 +52,7 @@ def stages_table(result: Result) -> Table:
 def layers_table(result: Result) -> Table:
     """One row for each pruned layer."""
     rows = [
-        [layer["layer"], " x ".join(map(str, layer["shape"])), number(layer["sparsity"], ".2%")]
+        [layer["layer"], " x ".join(map(str, layer["shape"])), number(layer["sparsity"], ".1%")]
         for layer in result.curves["layers"]
     ]
     return Table(columns=["layer", "shape", "zeros"], rows=rows)
