@@ -99,18 +99,18 @@ def doubts_of(judged_on: int | None, passes: float) -> str:
 
     Example:
         >>> doubts_of(128, 1.0)
-        'Judged on 128 tokens: fewer than 10,000 say little about other text. Give --eval-data, or more text.'
+        'Judged on 128 tokens: fewer than 10,000 say little about other text. Give --eval-data.'
     """
     found = []
     if judged_on is not None and judged_on < ENOUGH_TOKENS:
         found.append(
             f"Judged on {judged_on:,} tokens: fewer than {ENOUGH_TOKENS:,} say little about other text. Give "
-            "--eval-data, or more text."
+            "--eval-data."
         )
     if passes > MOST_PASSES:
         found.append(
-            f"The training text is read about {passes:.0f} times: results on similar text say little about other "
-            "text. Give more text, or train for fewer steps."
+            f"The training text is read about {passes:.0f} times, so it may be learnt by heart. Give more text, or "
+            "train for fewer steps."
         )
     return " ".join(found)
 
