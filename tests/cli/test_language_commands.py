@@ -73,11 +73,25 @@ def test_prune_is_the_librarys_on_the_same_windows(horst, gpt2, texts):
         assert torch.equal(tensor, pruned.state_dict()[name]), name
 
 
+def test_shares_are_shown_in_per_cent_under_one_name(horst, gpt2, texts):
+    words = ["--data", texts / "text.jsonl", "--samples", 4, "--context", 32]
+    pruned = horst("prune", gpt2, "--sparsity", 0.5, "--out", "pruned", *words)
+    head, first, *_ = pruned.out.splitlines()
+    assert head.split() == ["layer", "shape", "weights", "zeros", "error"]
+    assert first.split()[:4] == ["transformer.h.0.attn.c_attn.weight", "32x96", "3,072", "50.0%"]
+    assert "\nerror: share of the energy of the layer's output that is lost on the calibration data\n" in pruned.out
+    for found in (horst("eval", "pruned", "--data", texts / "held_out.txt"), horst("export", "pruned")):
+        head, row = found.out.splitlines()[:2]
+        assert "zeros of all weights" in head
+        zeros = load_model(pathlib.Path("pruned")).zeros
+        assert f" {zeros:.1%}" in row
+
+
 def test_magnitude_needs_no_data_and_takes_the_smallest(horst, gpt2):
     found = horst("prune", gpt2, "--sparsity", 0.3, "--exclude", "*.h.1.*", "--out", "pruned")
     assert found.code == 0
     assert "error" not in found.out  # magnitude knows none
-    assert "29.98% of these layers, 15.21% of all weights" in found.out  # floor(0.3 n) of each
+    assert "magnitude: 30.0 % of these layers, 15.2 % of all weights are zero -> pruned" in found.out
     dense, pruned = load_model(gpt2).model, load_model(pathlib.Path("pruned")).model
     layers = dict(pruned.named_parameters())
     for layer in find_layers(dense):
@@ -85,6 +99,40 @@ def test_magnitude_needs_no_data_and_takes_the_smallest(horst, gpt2):
         if ".h.1." not in layer.name:
             kept = magnitude_mask(layer.param.data, 0.3)
         assert torch.equal(layers[layer.name], layer.param * kept), layer.name
+
+
+@pytest.mark.parametrize(("pattern", "method"), [([], "sparsegpt"), (["--pattern", "4x4"], "wanda")])
+def test_data_to_calibrate_on_are_used_where_no_method_is_named(horst, gpt2, texts, pattern, method):
+    words = ["--data", texts / "text.jsonl", "--samples", 4, "--context", 32, *pattern]
+    found = horst("prune", gpt2, "--sparsity", 0.5, "--out", "pruned", *words)
+    assert found.code == 0, found.err
+    assert json.loads(pathlib.Path("pruned/pruning.json").read_text())["method"] == method
+    assert found.out.splitlines()[-1].startswith(f"{method}: 50.0 % of these layers")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--data", "text.jsonl", "--method", "magnitude"], "--data has no effect with --method magnitude"),
+        (["--data", "text.jsonl", "--method", "magnitude", "--samples", "9"], "--data, --samples have no effect"),
+        (["--samples", "9"], "--samples has no effect with --method magnitude"),
+        (["--context", "9", "--seed", "1"], "--context, --seed have no effect"),
+        (["--tokenizer", "bytes"], "--tokenizer has no effect"),
+        (["--distribution", "owl", "--seed", "1"], "--seed has no effect without --data"),
+    ],
+)
+def test_magnitude_refuses_what_is_for_calibration(horst, gpt2, texts, words, named):
+    found = horst("prune", gpt2, "--sparsity", 0.5, "--out", "pruned", *words)
+    assert found.code == 2
+    assert named in found.err
+    assert len(found.err.splitlines()) == 1
+
+
+def test_owl_may_read_data_for_magnitude(horst, gpt2, texts):
+    words = ["--method", "magnitude", "--distribution", "owl", "--data", texts / "text.jsonl", "--samples", 4]
+    found = horst("prune", gpt2, "--sparsity", 0.5, "--out", "pruned", *words)
+    assert found.code == 0, found.err
+    assert found.out.splitlines()[-1].startswith("magnitude: 50.0 % of these layers")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +264,16 @@ def test_export_with_a_report(horst, gpt2, texts):
     assert "perplexity" not in forms["dense"]
     speeds = [row["tokens_per_s"] for row in found["forms"] if row["tokens_per_s"] is not None]
     assert speeds == sorted(speeds, reverse=True)
+
+
+def test_a_dense_model_is_not_exported_in_silence(horst, gpt2):
+    words = ["export", gpt2, "--out", "sparse"]
+    dense = horst(*words)
+    assert "The file is not smaller: " in dense.out
+    assert "Try --values int8, or prune first." in dense.out
+    assert 'Load it with horst.export.load_pretrained("sparse"); transformers does not read it.' in dense.out
+    assert "not smaller" not in horst(*words, "--overwrite", "--values", "int8").out
+    assert "Load it with" not in horst("export", gpt2, "--to", "hugging-face", "--out", "dense").out
 
 
 def test_data_of_an_export_are_for_its_report(horst, gpt2):

@@ -38,6 +38,38 @@ def test_a_language_model_goes_through_all_stages(horst, gpt2, texts):
     assert os.listdir() == ["sparse"]
 
 
+def test_little_text_is_warned_of_before_and_after(horst, gpt2, texts):
+    words = ["sparsify", gpt2, "--data", texts / "held_out.txt", "--sparsity", 0.5, "--out", "sparse", *QUICK]
+    found = horst(*words)
+    assert found.code == 0, found.err
+    assert "training for 12 steps of 4 rows: 1,536 tokens, 2.8 times this text" in found.err
+    judged = "Judged on 32 tokens: fewer than 10,000 say little about other text."
+    assert judged in found.err
+    assert judged in found.out
+    assert "no worse than dense" not in found.out
+    long = horst(*words[:-1], "1e-3", "--overwrite", "--steps", 24)
+    assert "The training text is read about 6 times" in long.err
+    assert "The training text is read about 6 times" in pathlib.Path("sparse/sparsify.html").read_text()
+
+
+def test_tokens_that_are_no_whole_steps_are_named(horst, gpt2, texts):
+    words = ["--sparsity", 0.5, "--tokens", 5, "--context", 32, "--batch-size", 4, "--method", "magnitude"]
+    found = horst("sparsify", gpt2, "--data", texts / "text.jsonl", "--out", "sparse", *words)
+    assert found.code == 0, found.err
+    assert "training for 1 step of 4 rows: 128 tokens, " in found.err
+
+
+def test_a_model_trained_with_l1_has_one_threshold_and_the_layers_of_the_paper(horst, gpt2, texts):
+    words = ["--distribution", "global", "--layers", "paper", "--sparsity", 0.6, "--out", "sparse", *QUICK]
+    found = horst("sparsify", gpt2, "--data", texts / "text.jsonl", *words)
+    assert found.code == 0, found.err
+    shares = {name: float((weight == 0).float().mean()) for name, weight in pruned_weights("sparse").items()}
+    inside = [share for name, share in shares.items() if name.startswith("h.1.")]
+    assert len(inside) == 4
+    assert len(set(inside)) > 1
+    assert {share for name, share in shares.items() if not name.startswith("h.1.")} == {0.0}
+
+
 @pytest.mark.parametrize("train", ["fixed", "refresh", "admm", "ast", "cast"])
 def test_every_way_to_train_writes_a_model_and_a_page(horst, gpt2, texts, train):
     more = ["--optimizer", "adams"] if train == "cast" else []
@@ -68,7 +100,11 @@ def test_a_page_that_cannot_be_drawn_does_not_lose_the_model(horst, gpt2, texts,
 
 def test_two_of_four_and_the_sparse_file(horst, gpt2, texts, tmp_path):
     words = ["sparsify", gpt2, "--data", texts / "text.jsonl", "--pattern", "2:4", "--out", tmp_path / "sparse"]
-    assert horst(*words, "--sparse", *QUICK).code == 0
+    made = horst(*words, "--sparse", *QUICK)
+    assert made.code == 0, made.err
+    assert ".tmp" not in made.err  # where it was written before it was renamed
+    load = f'Load it with horst.export.load_pretrained("{tmp_path / "sparse"}"); transformers does not read it.'
+    assert made.out.splitlines()[-1] == load
     assert (tmp_path / "sparse" / "model.sparse.safetensors").is_file()
     assert horst("export", tmp_path / "sparse", "--to", "hugging-face", "--out", tmp_path / "dense").code == 0
     for weight in pruned_weights(tmp_path / "dense").values():  # GPT-2 stores its weights inputs first
@@ -284,6 +320,8 @@ def test_a_teacher_with_another_vocabulary_is_refused(horst, gpt2, texts, tmp_pa
             ["--sparsity", "0.5", "--data", "other.jsonl"],
             "line 1 has no field 'text' (it has 'content'). Rename the field",
         ),
+        (["--sparsity", "0.5", "--data", "plain.jsonl"], 'is {"text": "..."}. Is it plain text? Name it .txt.'),
+        (["--sparsity", "0.7", "--steps", "2"], "prunes at once (stages=(), on the command line a bare --stages)."),
         (["--sparsity", "0.5", "--out", "model"], "--out model is the model itself, which this command reads."),
         (["--sparsity", "0.7", "--stages", "0.8"], "got 0.8. To reach 0.7 in two steps give the one stage 0.5."),
     ],
@@ -291,6 +329,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(horst, gpt2, texts, tmp_pa
 def test_a_mistake_says_what_to_do_in_the_words_of_the_command_line(horst, gpt2, texts, words, message):
     shutil.copytree(gpt2, "model")
     pathlib.Path("short.txt").write_text("hello ")
+    pathlib.Path("plain.jsonl").write_text("It was a dark and stormy night.\n")
     pathlib.Path("other.jsonl").write_text('{"content": "hello"}\n')
     data = [] if "--data" in words else ["--data", texts / "text.jsonl"]
     found = horst("sparsify", "model", *data, *words)
@@ -299,10 +338,12 @@ def test_a_mistake_says_what_to_do_in_the_words_of_the_command_line(horst, gpt2,
     assert len(found.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("model", "fetched"), [("./my-lama", False), ("here/my-lama", False), ("owner/my-lama", True)])
+@pytest.mark.parametrize(
+    ("model", "fetched"), [("../my-lama", False), ("here/my-lama", False), ("owner/my-lama", True), ("my-lama", True)]
+)
 def test_only_a_name_of_the_hub_is_to_be_fetched(horst, texts, model, fetched):
     pathlib.Path("here").mkdir()
     found = horst("sparsify", model, "--data", texts / "text.jsonl", "--sparsity", 0.5)
     assert "there is no model" in found.err
-    assert ("hf download owner/my-lama" in found.err) == fetched
+    assert (f"hf download {model} --local-dir my-lama" in found.err) == fetched
     assert ("hf download" in found.err) == fetched

@@ -10,6 +10,7 @@ from horst.export import (
     InvalidFileError,
     SparseLinear,
     load_pretrained,
+    load_sparse,
     save_hugging_face,
     sparse_linear,
 )
@@ -265,3 +266,11 @@ def test_a_sparse_file_of_another_model_is_refused(tmp_path):
     edit(tmp_path / "m" / "config.json", n_layer=3)
     with pytest.raises(ValueError, match=r"is not of this model: it lacks transformer\.h\.2"):
         load_pretrained(tmp_path / "m")
+
+
+def test_a_file_and_a_directory_each_name_the_function_that_reads_them(tmp_path):
+    folder = save_hugging_face(tiny_gpt2(), tmp_path / "sparse", sparse=True)
+    with pytest.raises(IsADirectoryError, match=r"sparse is a directory.* with horst\.export\.load_pretrained"):
+        load_sparse(folder)
+    with pytest.raises(NotADirectoryError, match=r"is not a directory.* is read by horst\.export\.load_sparse"):
+        load_pretrained(folder / "model.sparse.safetensors")

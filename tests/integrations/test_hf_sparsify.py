@@ -31,9 +31,10 @@ def dataset(rows=32):
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def gpt2():
+def gpt2(blocks=2):
     set_seed(0)
-    config = GPT2Config(vocab_size=32, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    size = {"n_embd": 16, "n_layer": blocks, "n_head": 2}
+    config = GPT2Config(vocab_size=32, n_positions=12, bos_token_id=0, eos_token_id=0, **size)
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     model = GPT2LMHeadModel(config)
     for layer in find_layers(model, "blocks"):
@@ -72,6 +73,16 @@ def test_the_model_is_pruned_before_the_first_step_and_stays_so(method, tmp_path
     assert set(zeros(trainer.model).values()) == {0.5}
     plain = Trainer(trainer.model, trainer.args, eval_dataset=dataset(8))
     assert trainer.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]  # the teacher has no part in it
+
+
+@pytest.mark.parametrize("method", ["sparsegpt", "magnitude"])
+def test_one_threshold_divides_the_zeros_and_paper_leaves_the_outer_blocks_dense(method, tmp_path):
+    config = SparsifyConfig(sparsity=0.6, method=method, distribution="global", layers="paper", samples=8)
+    trainer = make(tmp_path, model=gpt2(blocks=3), config=config)
+    trainer.train()
+    shares = zeros(trainer.model)
+    assert len({share for name, share in shares.items() if ".h.1." in name}) > 1
+    assert {share for name, share in shares.items() if ".h.1." not in name} == {0.0}
 
 
 def test_two_of_four(tmp_path):
@@ -163,7 +174,7 @@ def test_settings_that_the_trainer_decides_are_refused(setting, value, instead, 
 
 def test_every_setting_acts_in_a_trainer_or_is_refused():
     acting = {"sparsity", "pattern", "method", "distill", "label_weight", "distill_weight", "temperature"}
-    acting |= {"layers", "include", "exclude", "samples"}
+    acting |= {"layers", "include", "exclude", "samples", "distribution"}
     assert acting | set(hf_sparsify._NOT_HERE) == {field.name for field in dataclasses.fields(SparsifyConfig)}
 
 

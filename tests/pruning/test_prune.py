@@ -352,6 +352,21 @@ def test_batches_of_every_form_are_the_same(form):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
+def test_data_without_a_method_that_reads_them_are_refused():
+    with pytest.raises(ValueError, match=r"data is given and method is not.* Give method='sparsegpt', or leave data"):
+        prune(small_gpt2(), 0.5, data=tokens())
+    prune(small_gpt2(), 0.5, data=tokens(), distribution="owl")  # which reads them
+    prune(small_gpt2(), 0.5, data=tokens(), method="magnitude")  # asked for, as in a loop over methods
+
+
+def test_rows_of_a_dataset_that_are_no_batches_are_explained():
+    model, _ = hf_gpt2()
+    rows = [{"input_ids": torch.arange(6)} for _ in range(4)]
+    message = r"a batch's input_ids has one dimension, shape \(6,\).* Put the rows in a DataLoader, or stack them"
+    with pytest.raises(ValueError, match=message):
+        prune(model, 0.5, method="sparsegpt", data=rows)
+
+
 # The report
 
 

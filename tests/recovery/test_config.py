@@ -21,6 +21,13 @@ from horst.training import LoopConfig
         ({"sparsity": 0.7, "stages": (0.8,)}, r"stages must rise .*, got 0\.8\. To reach 0\.7 in two steps give"),
         ({"sparsity": 0.7, "stages": (0.0,)}, r"stages must rise"),
         ({"sparsity": 0.5, "method": "obs"}, "method must be one of 'sparsegpt', 'wanda', 'magnitude', got 'obs'"),
+        ({"sparsity": 0.5, "distribution": "erk"}, "distribution must be one of 'uniform', 'global', got 'erk'"),
+        (
+            {"pattern": "2:4", "distribution": "global"},
+            "2:4 fixes the sparsity of every layer: .*distribution='global'",
+        ),
+        ({"sparsity": 0.5, "train": "ast", "distribution": "global"}, "train='ast' gives every layer the same share"),
+        ({"sparsity": 0.5, "layers": "head"}, "layers must be 'blocks', 'all_linear', 'all', 'paper' or None"),
         ({"sparsity": 0.5, "train": "never"}, "train must be one of 'fixed', 'refresh'"),
         ({"sparsity": 0.5, "distill": "mse"}, "distill must be one of"),
         ({"sparsity": 0.5, "optimizer": "sgd"}, "optimizer must be one of 'horst', 'adamw', 'adams', got 'sgd'"),
@@ -78,7 +85,8 @@ def test_stages_can_be_given_or_left_out():
 
 
 def test_too_few_steps_for_the_stages_are_refused():
-    with pytest.raises(ValueError, match=r"2 steps are too few for 3 stages .*an empty list of stages prunes at once"):
+    message = r"2 steps are too few for 3 stages .*an empty list of stages prunes at once .* a bare --stages"
+    with pytest.raises(ValueError, match=message):
         SparsifyConfig(sparsity=0.7).steps_of_stages(2)
 
 

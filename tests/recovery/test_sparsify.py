@@ -14,6 +14,7 @@ from horst.recovery import NotSparse, SparsifyConfig, check_sparse, distillation
 from horst.recovery.methods import METHODS, TrainMethod
 from horst.sparsity import Static, find_layers
 from horst.sparsity.masks import NM, Block
+from horst.sparsity.selection import exact_floor
 
 OWN_MASKS = [("admm", "horst"), ("admm", "adamw"), ("ast", "horst"), ("cast", "adams")]
 
@@ -85,6 +86,25 @@ def test_stages_are_pruned_and_trained_one_after_the_other():
     assert report.after["loss"] < report.stages[0].pruned["loss"]
     assert all(int(mask.sum()) == mask.numel() * 3 // 4 for mask in zeros(model).values())
     assert report.to_dict()["before"] == report.dense
+
+
+@pytest.mark.parametrize("train", ["fixed", "refresh", "admm"])
+def test_one_threshold_divides_the_zeros_and_they_are_counted_together(train):
+    model, data = make("llama")
+    settings = {**SHORT, "steps": 30, "distribution": "global", "train": train}
+    report = horst.sparsify(model, data, sparsity=0.7, stages=() if train == "admm" else (0.5,), **settings)
+    masks = zeros(model)
+    assert sum(int(mask.sum()) for mask in masks.values()) == exact_floor(0.7, sum(m.numel() for m in masks.values()))
+    assert len({layer.kept / layer.weights for layer in report.layers.layers}) > 2  # not the same share in each
+
+
+def test_the_first_and_the_last_block_can_be_left_dense():
+    torch.manual_seed(0)
+    model = Plain()
+    model.blocks.append(copy.deepcopy(model.blocks[0]))
+    report = horst.sparsify(model, windows(), sparsity=0.5, layers="paper", **SHORT)
+    assert [layer.name for layer in report.layers.layers] == ["blocks.1.1.weight"]
+    assert [name for name, mask in zeros(model).items() if mask.any()] == ["blocks.1.1.weight"]
 
 
 def test_blocks_are_removed_whole():
@@ -274,6 +294,8 @@ def test_the_last_check_fails_loudly():
     assert check_sparse(layers, mask, Block(), 0.375)[0].kept == 10
     with pytest.raises(NotSparse, match="has 6 zero units of the 8 needed"):
         check_sparse(layers, mask, Block(), 0.5)
+    with pytest.raises(NotSparse, match="the layers together have 6 zero units of the 8 needed"):
+        check_sparse(layers, mask, Block(), 0.5, "global")
     with pytest.raises(NotSparse, match="has 2 groups of 4 with more than 2 weights"):
         check_sparse(layers, mask, NM(2, 4), 0.5)
 

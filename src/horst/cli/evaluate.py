@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from horst.cli.output import table, write, write_json
+from horst.cli.output import ALL_ZEROS, Share, table, write, write_json
 from horst.cli.progress import bar, spinner
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def main(options: Options) -> None:
     if options.json:
         write_json(row)
     else:
-        write(table([{"zeros of all weights" if key == "zeros" else key: row[key] for key in row}]))
+        write(table([{"model": row.pop("model"), ALL_ZEROS: Share(row.pop("zeros")), **row}]))
 
 
 def _perplexity(loaded: LoadedModel, options: Options, device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.export_report import PAGE, measure, terminal_table, write_page
-from horst.cli.output import table, write, write_json
+from horst.cli.output import ALL_ZEROS, Share, table, write, write_json
 from horst.cli.parsing import check_seconds
 from horst.cli.progress import quiet, spinner
 
@@ -101,7 +101,13 @@ def main(options: Options) -> None:
             found |= {"forms": result.rows, "notes": result.notes}
         write_json(found)
         return
-    write(table([found]))
+    shown = {key: value for key, value in found.items() if key not in ("of dense", "zeros")}
+    write(table([{**shown, "of dense": Share(found["of dense"]), ALL_ZEROS: Share(loaded.zeros)}]))
+    if options.to == "sparse-safetensors":
+        if found["bytes"] >= dense:
+            share = 100 * loaded.zeros
+            write(f"The file is not smaller: {share:.1f} % of the weights are zero. Try --values int8, or prune first.")
+        write(loaded.how_to_load(out))
     if result is not None:
         write(f"\n{terminal_table(result)}\n-> {out / PAGE}")
 

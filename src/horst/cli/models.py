@@ -109,6 +109,12 @@ class LoadedModel:
         zeros = sum(p.numel() - int(p.count_nonzero()) for p in weights)
         return zeros / sum(p.numel() for p in weights)
 
+    def how_to_load(self, directory: Path) -> str:
+        """A line for people: what reads the sparse file that :meth:`save` wrote."""
+        if self.timm_config is None:
+            return f'Load it with horst.export.load_pretrained("{directory}"); transformers does not read it.'
+        return f'Load it with horst.export.load_sparse("{directory / SPARSE_FILE}", model); timm does not read it.'
+
     def save(self, directory: Path, *, sparse: bool = False, **few_bits: Any) -> None:
         """Write it as a directory that :func:`load_model` reads, whole or not at all.
 
@@ -145,14 +151,12 @@ def load_model(path: Path) -> LoadedModel:
     """
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        fetch = ""
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.is_dir():
-            fetch = (
-                " Models of the Hugging Face Hub are fetched first, with the tool of huggingface_hub: "
-                f"hf download {path} --local-dir {path.name}"
-            )
-        elif not near:
-            fetch = " Those of the Hugging Face Hub, owner/name, are fetched first."
+        is_name = path.name == str(path) or not path.parent.is_dir()  # gpt2, owner/name
+        fetch = (
+            " Fetch a model of the Hugging Face Hub first, with the tool of huggingface_hub: "
+            f"hf download {path} --local-dir {path.name}"
+        )
+        fetch = fetch if is_name and not near and re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(path)) else ""
         raise FileNotFoundError(f"there is no model {path}.{near} A model is a directory.{fetch}")
     if not path.is_dir():
         raise InvalidFileError(

@@ -16,7 +16,12 @@ from typing import Any, TextIO
 from horst.extras import load_extra
 
 _GAP = 2  # between the columns of a table in a terminal
+ALL_ZEROS = "zeros of all weights"  # the title of their share
 _TEXT = 24  # characters that a column of longer texts gets at least
+
+
+class Share(float):
+    """A part of a whole, which tables show in per cent."""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -57,7 +62,14 @@ def show(rows: Sequence[Mapping[str, Any]], title: str = "", *, as_json: bool, m
 
 
 def number(value: Any) -> str:
-    """A cell's text: four significant digits for floats."""
+    """A cell's text: four significant digits for floats, per cent for shares.
+
+    Example:
+        >>> number(30.12345), number(Share(0.6067))
+        ('30.12', '60.7%')
+    """
+    if isinstance(value, Share):
+        return f"{value:.1%}"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):

@@ -11,6 +11,7 @@ from typing import Any
 from horst.extras import load_extra
 
 _LONGEST = 3600  # seconds
+_MISSING = re.compile(r"(?:Required options )?Missing from horst \w+: PATH The (\w+): (.*) \(required\)")
 # What tyro says of a word that is no number, as Python's own conversion or as a list of types.
 _NO_NUMBER = re.compile(
     r"Error parsing (--[\w-]+): (?:could not convert string to (float): |invalid literal for (int)\(\) with base 10: |"
@@ -55,7 +56,10 @@ def parse(options: Any, arguments: Sequence[str], *, prog: str, description: str
         except SystemExit as stop:
             if not stop.code:
                 raise
-    raise ValueError(f"{_one_line(complaint.getvalue())} See {prog} --help.")
+    said = _one_line(complaint.getvalue())
+    if "--learning-rate" in said and "lr" in getattr(options, "__dataclass_fields__", ()):
+        said += " Did you mean --lr?"  # too far apart for tyro
+    raise ValueError(f"{said} See {prog} --help.")
 
 
 def check_seconds(seconds: float) -> None:
@@ -90,12 +94,14 @@ def _one_line(box: str) -> str:
 
 
 def _in_plain_words(sentence: str) -> str:
-    """A complaint about a number, without the names of types.
+    """A complaint about a number or about what is missing, without the names of types.
 
     Example:
         >>> _in_plain_words("Error parsing --sparsity: could not convert string to float: '70%'")
         "--sparsity must be a number in [0, 1), got '70%'. Write 0.7."
     """
+    if missing := _MISSING.fullmatch(sentence):
+        return f"the {missing[1]} is missing: {missing[2]}"
     found = _NO_NUMBER.fullmatch(sentence)
     if found is None:
         return sentence

@@ -6,11 +6,11 @@ import dataclasses
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from horst import __version__, files
 from horst.cli.destination import beside, check_free, replaced
-from horst.cli.output import table, write, write_json
+from horst.cli.output import Share, table, write, write_json
 from horst.cli.parsing import read_pattern
 from horst.cli.progress import blocks_counted, spinner
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from horst.cli.models import LoadedModel
+    from horst.pruning import PrunedLayer
 
 RECORD = "pruning.json"
 
@@ -28,8 +29,9 @@ class Options:
 
     model: Path
     """The model: a directory of Hugging Face or timm, or of a finished run."""
-    method: Literal["magnitude", "wanda", "sparsegpt"] = "magnitude"
-    """Rule that chooses the weights to remove. All but magnitude need --data."""
+    method: Literal["magnitude", "wanda", "sparsegpt"] | None = None
+    """Rule that chooses the weights to remove; by default sparsegpt with --data (wanda for blocks), magnitude without.
+    All but magnitude need --data."""
     sparsity: float | None = None
     """Share of the weights of the pruned layers that become zero: 0.5, not 50. An N:M pattern fixes it."""
     out: Path | None = None
@@ -78,12 +80,16 @@ def main(options: Options) -> None:
     parse_values(options.values, options.group_size)
     pattern = read_pattern(options.pattern)
     units = parse_pattern(pattern)
+    calibrated = "wanda" if isinstance(pattern, tuple) else "sparsegpt"
+    method = options.method or ("magnitude" if options.data is None else calibrated)
     if options.sparsity is not None:
         check_sparsity(options.sparsity, units)
     elif not isinstance(units, NM):
         raise ValueError("give the share of weights to remove, --sparsity 0.5, or a pattern, --pattern 2:4.")
-    if options.method != "magnitude" and options.data is None:
-        raise ValueError(f"{options.method} needs text or images to calibrate on: --data. Magnitude needs none.")
+    if method != "magnitude" and options.data is None:
+        raise ValueError(f"{method} needs text or images to calibrate on: --data. Magnitude needs none.")
+    if method == "magnitude":
+        _refuse_calibration(options)
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples must be at least 1, got {options.samples}.")
     device = choose_device(options.device)
@@ -101,7 +107,7 @@ def main(options: Options) -> None:
         report = prune(
             loaded.model,
             options.sparsity,
-            method=options.method,
+            method=method,
             data=data,
             pattern=pattern,
             distribution=options.distribution,
@@ -129,14 +135,38 @@ def main(options: Options) -> None:
     if options.json:
         write_json({"out": str(out), **record})
         return
-    rows = [{**row, "shape": "x".join(map(str, row["shape"]))} for row in report.rows()]
-    if all(row["error"] is None for row in rows):
-        rows = [{key: value for key, value in row.items() if key != "error"} for row in rows]
+    has_errors = any(layer.error is not None for layer in report.layers)
+    rows = [_shown(layer, has_errors) for layer in report.layers]
     write(table(rows))
+    if has_errors:
+        write("error: share of the energy of the layer's output that is lost on the calibration data")
     write(
-        f"{report.sparsity_of_pruned_layers:.2%} of these layers, {report.sparsity_of_all_weights:.2%} of all weights "
-        f"-> {out}"
+        f"{report.method}: {100 * report.sparsity_of_pruned_layers:.1f} % of these layers, "
+        f"{100 * report.sparsity_of_all_weights:.1f} % of all weights are zero -> {out}"
     )
+
+
+def _shown(layer: PrunedLayer, has_errors: bool) -> dict[str, Any]:
+    """A row of the table."""
+    row = {"layer": layer.name, "shape": "x".join(map(str, layer.shape)), "weights": layer.weights}
+    row |= {"zeros": Share(layer.sparsity)}
+    return row | ({"error": layer.error} if has_errors else {})
+
+
+def _refuse_calibration(options: Options) -> None:
+    """Options for calibration that magnitude does not read; with OWL it reads data, if they are given."""
+    owl = options.distribution == "owl"
+    if owl and options.data is not None:
+        return
+    names = ["samples", "context", "seed", "tokenizer"] if owl else ["data", "samples", "context", "seed", "tokenizer"]
+    given = [f"--{name}" for name in names if getattr(options, name) != getattr(Options, name)]
+    if given:
+        has = "has" if len(given) == 1 else "have"
+        why = "without --data" if owl else "with --method magnitude, which needs no calibration"
+        instead = "give --data" if owl else "use --method sparsegpt or wanda with --data"
+        raise ValueError(
+            f"{', '.join(given)} {has} no effect {why}. Leave {'it' if has == 'has' else 'them'} out, or {instead}."
+        )
 
 
 def _check_exclude(options: Options, loaded: LoadedModel) -> None:

@@ -32,6 +32,8 @@ class RecoveryData:
         about: What it is, in words.
         steps_per_epoch: Function from a batch size to the steps of one pass over the data.
         tokens_per_row: Tokens of a row of text.
+        train_rows: Rows of text to train on; None for images.
+        judged_on: Tokens that a perplexity is measured on; None for another metric.
     """
 
     train: Any
@@ -41,6 +43,12 @@ class RecoveryData:
     about: str
     steps_per_epoch: Callable[[int], int]
     tokens_per_row: int = 1
+    train_rows: int | None = None
+    judged_on: int | None = None
+
+    def passes(self, steps: int, batch_size: int) -> float:
+        """How often so many steps read the training text; 0 for images, where many passes are usual."""
+        return 0.0 if self.train_rows is None else steps * batch_size / self.train_rows
 
 
 def read_data(
@@ -127,6 +135,8 @@ def _windows(
         about=about,
         steps_per_epoch=lambda size: -(-len(train) // size),
         tokens_per_row=length,
+        train_rows=len(train),
+        judged_on=held_out.numel(),
     )
 
 
@@ -182,8 +192,9 @@ def _sentences(
         metric="cosine",
         higher_is_better=True,
         about=about,
-        steps_per_epoch=lambda size: -(-len(train["input_ids"]) // size),
+        steps_per_epoch=lambda size: -(-count // size),
         tokens_per_row=length,
+        train_rows=count,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from horst.cli.destination import beside, check_free, replaced
 from horst.cli.output import table, write, write_json
 from horst.cli.parsing import read_pattern
-from horst.cli.progress import spinner
+from horst.cli.progress import quiet, spinner
 
 if TYPE_CHECKING:
     from horst.cli.models import LoadedModel
@@ -49,6 +50,8 @@ class Options:
     """Optimizer steps, in place of --tokens."""
     method: Literal["sparsegpt", "wanda", "magnitude"] = "sparsegpt"
     """Rule that chooses the weights to remove."""
+    distribution: Literal["uniform", "global"] = "uniform"
+    """Division of the zeros among the layers: the same share in each, or one threshold, for a model trained with l1."""
     stages: tuple[float, ...] | None = None
     """Sparsities on the way; by default none up to 60 %, and a few beyond."""
     train: Literal["fixed", "refresh", "admm", "ast", "cast"] = "fixed"
@@ -80,8 +83,8 @@ class Options:
     """Tokens per row; by default the model's, at most 2048 (128 for an encoder)."""
     samples: int | None = None
     """Rows that calibrate the choice of the weights; by default 128, and 64 on a CPU."""
-    layers: Literal["blocks", "all_linear", "all"] = "blocks"
-    """Layers to prune: those in the blocks; all linear; all."""
+    layers: Literal["blocks", "paper", "all_linear", "all"] = "blocks"
+    """Layers to prune: those in the blocks; all blocks but the first and last (paper); all linear; all."""
     include: tuple[str, ...] = ()
     """Wildcard patterns of further parameters to prune."""
     exclude: tuple[str, ...] = ()
@@ -146,8 +149,6 @@ def main(options: Options) -> None:
         teacher = None if options.teacher is None else load_model(options.teacher).model.to(world.device)
         data, config = _prepare(options, given, loaded, world)
         state = out.with_name(f".{out.name}.sparsify")
-        if world.rank == 0:
-            write(data.about, sys.stderr)
         loaded.model.to(world.device)
         result = _run(options, loaded, teacher, data, config, state, world)
         _finish(options, loaded, result, out, state, world)
@@ -206,7 +207,7 @@ def _prepare(
         steps = given["steps"] = data.steps_per_epoch(options.batch_size)
     if steps is None and loaded.reads == "images":
         raise ValueError("--tokens counts tokens of text, and this model reads images: use --steps.")
-    planned = steps or max(1, given["tokens"] // (data.tokens_per_row * options.batch_size))
+    planned = steps or math.ceil(given["tokens"] / (data.tokens_per_row * options.batch_size))
     stages = (
         (planned,) if options.train in ("admm", "ast", "cast") else SparsifyConfig(**given).steps_of_stages(planned)
     )
@@ -221,7 +222,21 @@ def _prepare(
         checkpoint_every=options.checkpoint_every or every,
     )
     samples = options.samples or (CPU_SAMPLES if cpu else SAMPLES)
+    if world.rank == 0:
+        _announce(data, planned, options.batch_size)
     return data, SparsifyConfig(**given, samples=samples, loop=loop)
+
+
+def _announce(data: RecoveryData, steps: int, batch_size: int) -> None:
+    """Say what is trained on and for how long, and warn of too little text."""
+    from horst.lab.report.sparsify import doubts_of
+
+    passes = data.passes(steps, batch_size)
+    plan = f"training for {steps:,} {'step' if steps == 1 else 'steps'} of {batch_size} rows"
+    if data.judged_on is not None:
+        plan += f": {steps * batch_size * data.tokens_per_row:,} tokens, {passes:.2g} times this text"
+    doubts = doubts_of(data.judged_on, passes)
+    write("\n".join([data.about, plan, *filter(None, [doubts])]), sys.stderr)
 
 
 def _run(
@@ -256,6 +271,8 @@ def _run(
         curve = [_lines(state / f"stage-{number}" / "metrics.jsonl") for number in range(1, len(report.stages) + 1)]
         curves = {"layers": found["layers"], "training": curve, "metric": data.metric, "unit": found["unit"]}
         curves |= {"higher_is_better": data.higher_is_better, "settings": found["settings"]}
+        trained = sum(stage.steps for stage in report.stages)
+        curves |= {"judged_on": data.judged_on, "passes": data.passes(trained, config.batch_size)}
         shares = {key: found[key] for key in found if key.startswith("sparsity_of")}
         rows = [{**{k: v for k, v in row.items() if k != "metrics"}, **row["metrics"]} for row in report.rows()]
         rows[-1] |= shares
@@ -293,6 +310,8 @@ def _finish(options: Options, loaded: LoadedModel, result: Result, out: Path, st
         else:
             page = f", {out / PAGE}" if (out / PAGE).exists() else ""
             write(f"{table(stages_table(result).records())}\n{words(result)}\n-> {out}{page}")
+            if options.sparse:
+                write(loaded.how_to_load(out))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -314,7 +333,7 @@ def _whole(loaded: LoadedModel) -> LoadedModel:
 def _save(options: Options, loaded: LoadedModel, result: Result, out: Path) -> None:
     from horst.lab.report import html
 
-    with replaced(out, options.overwrite) as directory:
+    with quiet("horst.export"), replaced(out, options.overwrite) as directory:  # its log names temporary files
         loaded.save(directory, sparse=options.sparse)
         record = result.save(directory / RECORD)
         try:

@@ -228,7 +228,8 @@ def _class_and_config(directory: pathlib.Path) -> tuple[Any, Any]:
     """The transformers class that ``config.json`` names, and its configuration."""
     transformers = load_extra("transformers")
     if not directory.is_dir():
-        raise NotADirectoryError(f"{directory} is not a directory.")
+        is_file = " A sparse file is read by horst.export.load_sparse." if directory.exists() else ""
+        raise NotADirectoryError(f"{directory} is not a directory, which load_pretrained needs.{is_file}")
     if not (directory / "config.json").is_file():
         raise InvalidFileError(f"{directory} has no config.json: it is no Hugging Face model.")
     content = read_json(path_inside(directory, "config.json"))

@@ -246,6 +246,11 @@ def _open(path: pathlib.Path) -> BinaryIO:
         raise InvalidFileError(
             f"{path} is a pipe or a device; a sparse file must be a plain one. Copy it to disk first."
         )
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"{path} is a directory, and this reads one file. Give the file in it, model.sparse.safetensors, or load "
+            "the directory with horst.export.load_pretrained."
+        )
     return open(path, "rb")
 
 

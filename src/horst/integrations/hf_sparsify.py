@@ -91,10 +91,10 @@ class SparsifyMixin:
         super().__init__(*args, **kwargs)
         trainer: Any = self
         model = trainer.model
-        self.sparsify_config = sparsify
+        self.sparsify_config = sparsify = sparsify.of_model(model)
         self.distill = sparsify.distill or "kl"
         self.teacher = None
-        chosen: dict[str, Any] = {"layers": sparsify.layers, "include": sparsify.include, "exclude": sparsify.exclude}
+        chosen: dict[str, Any] = {"layers": sparsify.preset, "include": sparsify.include, "exclude": sparsify.exclude}
         if self.distill != "none":
             if teacher is None and (share := _zeros(model, sparsify)) >= _SPARSE:
                 warnings.warn(
@@ -116,7 +116,7 @@ class SparsifyMixin:
             prune(
                 trainer.model, config.sparsity, method=config.method, pattern=config.pattern, layers=config.layers,
                 include=config.include, exclude=config.exclude, samples=None,
-                data=None if config.method == "magnitude" else self._calibration(),
+                data=None if config.method == "magnitude" else self._calibration(), distribution=config.distribution,
             )  # fmt: skip
         else:  # True is the last one in output_dir, where the callback looks by itself
             is_path = isinstance(resume_from_checkpoint, (str, Path))
@@ -124,7 +124,7 @@ class SparsifyMixin:
         found = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
         sparsifier = self._kept.sparsifier
         assert sparsifier is not None
-        check_sparse(sparsifier.layers, sparsifier.masks, config.units, config.final_sparsity)
+        check_sparse(sparsifier.layers, sparsifier.masks, config.units, config.final_sparsity, config.distribution)
         return found
 
     def _calibration(self) -> list[dict[str, Tensor]]:
@@ -199,7 +199,9 @@ class _Kept(SparsityCallback):
                 "to go on, or train without resume_from_checkpoint to prune anew."
             )
         try:
-            check_sparse(self.sparsifier.layers, self.sparsifier.masks, config.units, config.final_sparsity)
+            check_sparse(
+                self.sparsifier.layers, self.sparsifier.masks, config.units, config.final_sparsity, config.distribution
+            )
         except NotSparse as error:
             share = zeros_of(self.sparsifier.layers)
             raise ValueError(
@@ -217,7 +219,7 @@ class _Kept(SparsityCallback):
 
 
 def _zeros(model: nn.Module, config: SparsifyConfig) -> float:
-    return zeros_of(find_layers(model, config.layers, include=config.include, exclude=config.exclude))
+    return zeros_of(find_layers(model, config.preset, include=config.include, exclude=config.exclude))
 
 
 def _asked(config: SparsifyConfig) -> str:

@@ -17,7 +17,7 @@ def sweep(
     sparsities: Sequence[float],
     *,
     evaluate: Callable[[nn.Module], Mapping[str, float]],
-    method: str | Method = "magnitude",
+    method: str | Method | None = None,
     data: Iterable[Batch] | None = None,
     sequential: bool = True,
     **options: Any,

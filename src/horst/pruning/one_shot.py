@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from horst.parameters.modes import Batch
 from horst.parameters.quantization import GROUP_SIZE, Grid, parse_values
 from horst.parameters.sharding import Shard
+from horst.pruning.batches import read_batches
 from horst.pruning.calibration import calibrate
 from horst.pruning.chains import block_sequences, layers_by_block, outer_blocks
 from horst.pruning.magnitude import Magnitude
@@ -42,7 +43,7 @@ def prune(
     model: nn.Module,
     sparsity: float | None = None,
     *,
-    method: str | Method = "magnitude",
+    method: str | Method | None = None,
     data: Iterable[Batch] | None = None,
     pattern: Pattern = None,
     distribution: Distribution | Literal["owl"] | OWL = "uniform",
@@ -65,7 +66,8 @@ def prune(
             (:mod:`horst.pruning.calibration`).
         sparsity: Share of zeros in [0, 1); None where N:M or a mapping of sparsities fixes it.
         method: Method: ``"magnitude"``, ``"wanda"`` or ``"sparsegpt"``; or an instance of :class:`Magnitude`,
-            :class:`Wanda`, :class:`SparseGPT` with options of its own.
+            :class:`Wanda`, :class:`SparseGPT` with options of its own. None is magnitude, and refuses ``data`` that it
+            would not read.
         data: Batches as the model takes them: a tensor, a tuple or list of arguments, or a mapping of keyword
             arguments. Magnitude does not read it, unless the distribution is OWL.
         pattern: Pattern of the mask: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of blocks of
@@ -111,7 +113,7 @@ class Plan:
     """What :func:`prune` and :func:`horst.pruning.sweep` share: the arguments of :func:`prune`, checked and read."""
 
     model: nn.Module
-    method: str | Method = "magnitude"
+    method: str | Method | None = None
     data: Iterable[Batch] | None = None
     pattern: Pattern = None
     distribution: Distribution | Literal["owl"] | OWL = "uniform"
@@ -129,7 +131,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_model(self.model)
-        self.how = _method(self.method, self.distribution)
+        self.how = _method("magnitude" if self.method is None else self.method, self.distribution)
         self.units = parse_pattern(self.pattern)
         self._check_values()
         if isinstance(self.units, Block) and not (self.units.is_unstructured or self.how.removes_blocks):
@@ -152,7 +154,12 @@ class Plan:
             self.units.check(layer.name, _matrix(layer).shape, 1)
         warn_of_non_finite({layer.name: layer.param for layer in self.targets})
         self._check_distribution()
-        self.batches = None if self.data is None else _read(self.data, self.samples)
+        self.batches = None if self.data is None else read_batches(self.data, self.samples)
+        if self.method is None and self.batches is not None and not _is_owl(self.distribution):
+            raise ValueError(
+                "data is given and method is not: magnitude, the default, reads no data. Give method='sparsegpt', or "
+                "leave data out."
+            )
         self.where = None if self.device is None else torch.device(self.device)
         if self.how.statistic is not None and self.batches is None:
             raise ValueError(
@@ -363,6 +370,10 @@ def _method(method: str | Method, distribution: object) -> Method:
     return Wanda(compare="tensor") if method == "wanda" and distribution == "global" else METHODS[method]()
 
 
+def _is_owl(distribution: object) -> bool:
+    return distribution == "owl" or isinstance(distribution, OWL)
+
+
 def _norms(statistic: Statistic) -> Tensor:
     """The norms of the inputs, on the host; for an expert that saw none, as if all were 1."""
     return statistic.norms().cpu() if statistic.rows else torch.ones(statistic.inputs)
@@ -371,25 +382,3 @@ def _norms(statistic: Statistic) -> Tensor:
 def _matrix(layer: Layer) -> Tensor:
     """The weights, out x in; a view where they are stored as a matrix, in either order."""
     return layer.inputs_last.reshape(len(layer.inputs_last), -1)
-
-
-def _read(data: Iterable[Batch], samples: int | None) -> list[Batch]:
-    """The batches up to ``samples`` samples: they are gone through more than once."""
-    if isinstance(data, (Tensor, Mapping, str)):
-        raise TypeError(f"data must be an iterable of batches, got one {type(data).__name__}: write [batch].")
-    batches, read = [], 0
-    for batch in data:
-        values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
-        first = next((value for value in values if isinstance(value, Tensor) and value.dim()), None)
-        if first is None:
-            raise TypeError(
-                f"a batch is a tensor, a tuple or list of arguments or a mapping of keyword arguments with tensors, "
-                f"got {type(batch).__name__} without one."
-            )
-        batches.append(batch)
-        read += len(first)
-        if samples is not None and read >= samples:
-            break
-    if not batches:
-        raise ValueError("data holds no batch. If it is an iterator, it may have been used up: make a new one.")
-    return batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,11 @@ class NotSparse(RuntimeError):
 
 @torch.no_grad()
 def check_sparse(
-    layers: Sequence[Layer], masks: Mapping[str, Tensor], pattern: Block | NM, sparsity: float
+    layers: Sequence[Layer],
+    masks: Mapping[str, Tensor],
+    pattern: Block | NM,
+    sparsity: float,
+    distribution: Literal["uniform", "global"] = "uniform",
 ) -> list[PrunedLayer]:
     """Count the zeros of each layer; raise where they are not what was asked for.
 
@@ -35,7 +39,8 @@ def check_sparse(
         layers: Layers that were pruned.
         masks: Masks by layer name, True where a weight is kept; of a cut weight, this rank's part.
         pattern: Pattern that the zeros must have.
-        sparsity: Share of zeros that each layer must have, rounded down to whole units of the pattern.
+        sparsity: Share of zeros that is needed, rounded down to whole units of the pattern.
+        distribution: Where it is needed: ``"uniform"``, in each layer, or ``"global"``, in all of them together.
 
     Returns:
         What each layer keeps, over all ranks.
@@ -50,6 +55,7 @@ def check_sparse(
         0.5
     """
     found, problems = [], []
+    zeros = units = 0
     for layer in layers:
         shard = Shard.of(layer.param)
         weight = local_shard(layer.param)
@@ -59,9 +65,18 @@ def check_sparse(
             problems.append(f"{layer.name} has {alive} masked weights that are not zero")
         kept = int(sum_over_ranks((weight != 0).sum(), shard.group))
         found.append(PrunedLayer(layer.name, tuple(layer.param.shape), kept))
-        problem = _lack(layer, weight, shard, pattern, sparsity)
-        if problem:
-            problems.append(f"{layer.name} {problem}")
+        if isinstance(pattern, NM):
+            if full := _full_groups(layer, weight, shard, pattern):
+                problems.append(f"{layer.name} has {full} groups of {pattern.m} with more than {pattern.n} weights")
+            continue
+        have, size = _zero_units(layer, weight, shard, pattern)
+        matrices = layer.experts or 1
+        need = matrices * exact_floor(sparsity, size // matrices)
+        if distribution == "uniform" and have < need:
+            problems.append(f"{layer.name} has {have} zero units of the {need} needed")
+        zeros, units = zeros + have, units + size
+    if zeros < (need := exact_floor(sparsity, units)) and distribution == "global":
+        problems.append(f"the layers together have {zeros} zero units of the {need} needed")
     if problems:
         raise NotSparse(
             f"the model is not as sparse as asked for ({_name(pattern, sparsity)}): {'; '.join(problems[:4])}"
@@ -118,19 +133,19 @@ def named_numbers(evaluate: Callable[[nn.Module], Any]) -> Callable[[nn.Module],
     return checked
 
 
-def _lack(layer: Layer, weight: Tensor, shard: Shard, pattern: Block | NM, sparsity: float) -> str:
-    """What the zeros of a layer lack of the pattern; empty for nothing."""
-    if isinstance(pattern, NM):
-        groups = weight.movedim(layer.input_dim, -1).reshape(-1, pattern.m)
-        full = int(sum_over_ranks((groups.count_nonzero(1) > pattern.n).sum(), shard.group))
-        return f"has {full} groups of {pattern.m} with more than {pattern.n} weights" if full else ""
+def _full_groups(layer: Layer, weight: Tensor, shard: Shard, pattern: NM) -> int:
+    """Groups of a layer with more weights than the pattern keeps."""
+    groups = weight.movedim(layer.input_dim, -1).reshape(-1, pattern.m)
+    return int(sum_over_ranks((groups.count_nonzero(1) > pattern.n).sum(), shard.group))
+
+
+def _zero_units(layer: Layer, weight: Tensor, shard: Shard, pattern: Block) -> tuple[int, int]:
+    """Units of a layer that are zero, and all its units."""
     matrices = list(weight) if layer.experts else [weight]
-    size = pattern.rows * pattern.columns
     zeros = sum(((pattern.unit_scores(m) == 0).sum() for m in matrices), torch.zeros((), device=weight.device))
-    have = int(sum_over_ranks(zeros.long(), shard.group))
     count = layer.experts or 1
-    need = count * exact_floor(sparsity, layer.param.numel() // count // size)
-    return f"has {have} zero units of the {need} needed" if have < need else ""
+    units = count * (layer.param.numel() // count // (pattern.rows * pattern.columns))
+    return int(sum_over_ranks(zeros.long(), shard.group)), units
 
 
 def _name(pattern: Block | NM, sparsity: float) -> str:

@@ -9,10 +9,12 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
+from torch import nn
 
 from horst.fields import option
 from horst.optimizers.auto_alpha import Alpha
 from horst.optimizers.hyperparameters import check_alpha, check_number
+from horst.pruning.chains import outer_blocks
 from horst.sparsity.layers import Preset
 from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
 from horst.training import LoopConfig, WarmupCosine
@@ -23,6 +25,7 @@ Training = Literal["fixed", "refresh", "admm", "ast", "cast"]
 OptimizerName = Literal["horst", "adamw", "adams"]
 Distillation = Literal["kl", "squarehead", "none"]
 Parallel = Literal["ddp", "fsdp"]
+Division = Literal["uniform", "global"]
 
 AT_ONCE = 0.6  # up to this sparsity one pruning is enough
 _WEIGHTS = {"kl": (0.33, 0.67), "squarehead": (1.0, 1.0), "none": (1.0, 0.0)}
@@ -36,6 +39,8 @@ class SparsifyConfig:
         sparsity: Share of zeros in the pruned layers, in [0, 1); None where the pattern is N:M, which fixes it.
         pattern: Pattern of the zeros: None (single weights), ``"2:4"`` or any N:M, or ``(rows, columns)`` of a block.
         method: Method that chooses the masks: ``"sparsegpt"``, ``"wanda"`` or ``"magnitude"``.
+        distribution: Division of the zeros among the layers: ``"uniform"`` (the same share in each) or
+            ``"global"`` (one threshold, for models trained with ``l1``).
         stages: Sparsities on the way to ``sparsity``, rising; the model is pruned and trained at each. None: none up to
             60 %, a cubic beyond. ``()``: none.
         train: Treatment of the masks while training. ``"fixed"``: the zeros stay where the method put them.
@@ -62,7 +67,8 @@ class SparsifyConfig:
         label_weight: Weight of the cross-entropy; None is 0.33 beside ``"kl"`` and 1 else.
         distill_weight: Weight of the distillation; None is 0.67 for ``"kl"`` and 1 for ``"squarehead"``.
         temperature: Temperature of ``"kl"``.
-        layers, include, exclude: Weights to prune, see :mod:`horst.sparsity.layers`.
+        layers, include, exclude: Weights to prune, see :mod:`horst.sparsity.layers`; layers may be ``"paper"`` too: all
+            blocks but the first and the last.
         samples: Rows of the data that calibrate the choice of the masks.
         lora: Rank of adapters that are trained in place of the weights, and merged without filling a zero; None trains
             the weights.
@@ -82,6 +88,7 @@ class SparsifyConfig:
     sparsity: float | None = None
     pattern: Pattern = None
     method: Chooser = "sparsegpt"
+    distribution: Division = "uniform"
     stages: tuple[float, ...] | None = None
     train: Training = "fixed"
     refresh_every: int | None = None
@@ -100,7 +107,7 @@ class SparsifyConfig:
     label_weight: float | None = None
     distill_weight: float | None = None
     temperature: float = 2.0
-    layers: Preset | None = "blocks"
+    layers: Preset | Literal["paper"] | None = "blocks"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     samples: int = 128
@@ -127,6 +134,17 @@ class SparsifyConfig:
     def units(self) -> Block | NM:
         """The pattern, read."""
         return parse_pattern(self.pattern)
+
+    @property
+    def preset(self) -> Preset | None:
+        """The preset of :func:`horst.sparsity.find_layers`; what the paper leaves dense, :meth:`of_model` excludes."""
+        return "blocks" if self.layers == "paper" else self.layers
+
+    def of_model(self, model: nn.Module) -> SparsifyConfig:
+        """The same, with ``layers="paper"`` put as patterns of a model's names."""
+        if self.layers != "paper":
+            return self
+        return dataclasses.replace(self, layers="blocks", exclude=(*self.exclude, *outer_blocks(model)))
 
     @property
     def final_sparsity(self) -> float:
@@ -157,7 +175,8 @@ class SparsifyConfig:
         if count > 1 and not each:
             raise ValueError(
                 f"{steps} steps are too few for {count} stages ({', '.join(map(str, self.targets))}). Train longer, or "
-                "give fewer stages: an empty list of stages prunes at once."
+                "give fewer stages: an empty list of stages prunes at once (stages=(), on the command line a bare "
+                "--stages)."
             )
         return (*[each] * (count - 1), steps - each * (count - 1))
 
@@ -186,12 +205,15 @@ class SparsifyConfig:
     def _check_choices(self) -> None:
         choices = {
             "method": Chooser, "train": Training, "optimizer": OptimizerName, "distill": Distillation,
-            "parallel": Parallel,
+            "parallel": Parallel, "distribution": Division,
         }  # fmt: skip
         for name, kind in choices.items():
             value, allowed = getattr(self, name), get_args(kind)
             if value not in allowed and not (name == "distill" and value is None):
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
+
+        if self.layers not in (*get_args(Preset), "paper", None):
+            raise ValueError(f"layers must be 'blocks', 'all_linear', 'all', 'paper' or None, got {self.layers!r}.")
 
     def _check_stages(self) -> None:
         if not self.stages:
@@ -236,6 +258,16 @@ class SparsifyConfig:
             raise ValueError(
                 f"train='cast' and optimizer='adams' belong together, got train={self.train!r} and "
                 f"optimizer={self.optimizer!r}. Give both or neither."
+            )
+        if self.distribution == "global" and isinstance(self.units, NM):
+            raise ValueError(
+                f"{self.units.n}:{self.units.m} fixes the sparsity of every layer: there is nothing for "
+                "distribution='global' to divide. Leave one of them out."
+            )
+        if self.distribution == "global" and self.train == "ast":
+            raise ValueError(
+                "train='ast' gives every layer the same share of zeros, got distribution='global'. Use another train, "
+                "or leave distribution out."
             )
         if self.optimizer != "horst":
             for name, default in (("alpha", SparsifyConfig.alpha), ("l1", SparsifyConfig.l1)):

@@ -37,7 +37,7 @@ class TrainMethod:
 
 def options(config: SparsifyConfig) -> Options:
     """The options of every sparsifier: which layers, and the seed."""
-    return {"layers": config.layers, "include": config.include, "exclude": config.exclude, "seed": config.seed}
+    return {"layers": config.preset, "include": config.include, "exclude": config.exclude, "seed": config.seed}
 
 
 def with_pattern(config: SparsifyConfig) -> Options:
@@ -56,7 +56,7 @@ def _refresh(
 ) -> Sparsifier:
     # At step 0 the smallest weights are the zeros that the method left: the masks are those that were chosen.
     return ACDC(
-        model, optimizer, sparsity=config.sparsity, distribution="uniform",
+        model, optimizer, sparsity=config.sparsity, distribution=config.distribution,
         schedule=refreshes(steps, config.refresh_every), policy=StatePolicy(on_restore="reset-regrown"),
         **with_pattern(config),
     )  # fmt: skip
@@ -67,8 +67,8 @@ def _admm(
 ) -> Sparsifier:
     every = max(1, min(32, steps // 8))  # 32 in a run of thousands
     return ADMM(
-        model, optimizer, sparsity=config.sparsity, steps=steps, every=every, sam_radius=config.sam_radius,
-        **with_pattern(config),
+        model, optimizer, sparsity=config.sparsity, distribution=config.distribution, steps=steps, every=every,
+        sam_radius=config.sam_radius, **with_pattern(config),
     )  # fmt: skip
 
 
@@ -82,7 +82,10 @@ def _ast(
 def _cast(
     model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor], config: SparsifyConfig, steps: int
 ) -> Sparsifier:
-    return CAST(model, optimizer, sparsity=config.sparsity, steps=steps, **with_pattern(config))
+    return CAST(
+        model, optimizer, sparsity=config.sparsity, distribution=config.distribution, steps=steps,
+        **with_pattern(config),
+    )  # fmt: skip
 
 
 METHODS: dict[str, TrainMethod] = {

@@ -131,7 +131,8 @@ class _Recovery:
         folder: pathlib.Path,
         keeps_checkpoints: bool,
     ) -> None:
-        self.model, self.examples, self.config, self.make_optimizer = model, examples, config, make_optimizer
+        self.model, self.examples, self.make_optimizer = model, examples, make_optimizer
+        self.config = config.of_model(model)
         self.evaluate_model = named_numbers(evaluate or (lambda model: {}))
         self.keeps_checkpoints = keeps_checkpoints
         self.method = METHODS[config.train]
@@ -225,7 +226,7 @@ class _Recovery:
         with self.method.build(self.model, self.optimizer, masks, this, self.parts[stage]) as sparsifier:
             masks.clear()  # the sparsifier has its own
             result = self._train(stage, self.optimizer, sparsifier)
-            return result, check_sparse(sparsifier.layers, sparsifier.masks, config.units, target)
+            return result, check_sparse(sparsifier.layers, sparsifier.masks, config.units, target, config.distribution)
 
     def _train_adapters(self, stage: int, masks: dict[str, Tensor]) -> tuple[TrainResult, list[PrunedLayer]]:
         config = self.config
@@ -241,7 +242,8 @@ class _Recovery:
             masks = merge(self.model)
             for name, p in self.model.named_parameters():
                 p.requires_grad_(was_trained[name])
-        return result, check_sparse(self._find_layers(), masks, config.units, self.targets[stage])
+        layers = self._find_layers()
+        return result, check_sparse(layers, masks, config.units, self.targets[stage], config.distribution)
 
     def _train(self, stage: int, optimizer: Optimizer, sparsifier: Any) -> TrainResult:
         config, steps, offset = self.config, self.parts[stage], sum(self.parts[:stage])
@@ -302,7 +304,7 @@ class _Recovery:
 
     def _find_layers(self) -> Any:
         config = self.config
-        return find_layers(self.model, config.layers, include=config.include, exclude=config.exclude)
+        return find_layers(self.model, config.preset, include=config.include, exclude=config.exclude)
 
     def _refuse_layers_early(self) -> None:
         """Before the teacher's first word: layers that are not there, or that the pattern does not fit."""

@@ -71,7 +71,7 @@ class Pruner:
         return prune(
             model, sparsity, method=config.method, pattern=config.pattern, layers=config.layers, include=config.include,
             exclude=self.exclude, samples=None, device=None if self.copy is None else self.device,
-            data=self.batches,
+            data=self.batches, distribution=config.distribution,
         )  # fmt: skip
 
     @torch.no_grad()

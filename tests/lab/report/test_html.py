@@ -169,7 +169,7 @@ def test_a_model_made_sparse_has_its_stages_layers_and_a_sentence(tmp_path):
     sentence = "Perplexity 20 dense, 22 with 50 % zeros; 30 before training, so 80 % of the loss is won back."
     assert sentence in " ".join(page.texts("p"))
     cells = [*page.texts("td"), *page.texts("th")]
-    assert {"dense", "50% zeros, pruned", "50% zeros, trained", "640", "h.0.weight", "4 x 8", "50.00%"} <= set(cells)
+    assert {"dense", "50% zeros, pruned", "50% zeros, trained", "640", "h.0.weight", "4 x 8", "50.0%"} <= set(cells)
     (tmp_path / "two").mkdir()
     two = built(tmp_path / "two", made_sparse(stages=2))
     assert "Perplexity 20 dense, 22 with 50 % zeros." in " ".join(
@@ -182,6 +182,29 @@ def test_a_model_no_worse_than_dense_is_not_taken_for_better(unit, data):
     found = words(made_sparse(trained=19.0, unit=unit))
     assert found.startswith("Perplexity 20 dense, 19 with 50 % zeros: no worse than dense. ")
     assert found.endswith(f" The dense model was not trained further on {data}.")
+
+
+@pytest.mark.parametrize("trained", [19.0, 22.0])
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"judged_on": 128}, "Judged on 128 tokens: fewer than 10,000 say little about other text."),
+        ({"judged_on": 20_000, "passes": 14.5}, "The training text is read about 14 times"),
+    ],
+)
+def test_little_text_allows_no_verdict(trained, known, said):
+    little = made_sparse(trained=trained)
+    little.curves.update(known)
+    found = words(little)
+    assert found.startswith(f"Perplexity 20 dense, {trained:.0f} with 50 % zeros. {said}")
+    assert "no worse" not in found
+    assert "won back" not in found
+
+
+def test_enough_text_read_a_few_times_allows_a_verdict():
+    enough = made_sparse(trained=19.0)
+    enough.curves.update(judged_on=10_000, passes=3.0)
+    assert "no worse than dense" in words(enough)
 
 
 def every_form():

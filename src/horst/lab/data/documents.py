@@ -159,7 +159,8 @@ def _from_jsonl(path: Path, fields: Fields) -> Iterator[Document]:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: no JSON ({error}).") from error
+                hint = ' Each line is {"text": "..."}. Is it plain text? Name it .txt.' if number == 1 else ""
+                raise ValueError(f"{path}, line {number}: no JSON ({error}).{hint}") from error
             if not isinstance(record, dict):
                 raise ValueError(f"{path}, line {number}: an object with a field {fields.text!r} is needed.")
             yield _document(record, fields, f"{path}, line {number}")

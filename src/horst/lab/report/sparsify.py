@@ -17,6 +17,8 @@ NAMES = {
     "top1": "Accuracy",
     "top5": "Top-5 accuracy",
 }
+ENOUGH_TOKENS = 10_000  # to judge a perplexity by
+MOST_PASSES = 3  # over a text before a model learns it by heart
 _UNITS = {"tokens": "tokens", "images": "images", "rows": "texts"}
 
 
@@ -50,7 +52,7 @@ def stages_table(result: Result) -> Table:
 def layers_table(result: Result) -> Table:
     """One row for each pruned layer."""
     rows = [
-        [layer["layer"], " x ".join(map(str, layer["shape"])), number(layer["sparsity"], ".2%")]
+        [layer["layer"], " x ".join(map(str, layer["shape"])), number(layer["sparsity"], ".1%")]
         for layer in result.curves["layers"]
     ]
     return Table(columns=["layer", "shape", "zeros"], rows=rows)
@@ -76,6 +78,8 @@ def words(result: Result) -> str:
     asked = result.rows[-1]["sparsity"]
     if share > asked + 0.005:
         text += f" (the model had more than the {100 * asked:.3g} % asked for)"
+    if doubts := doubts_of(result.curves.get("judged_on"), result.curves.get("passes", 0.0)):
+        return f"{text}. {doubts}"
     lost, left = (dense - value if more else value - dense for value in (pruned, trained))
     if left <= 0:
         # Not "has never seen": the model may have been pretrained on the same data.
@@ -84,6 +88,31 @@ def words(result: Result) -> str:
     if len(result.rows) > 3 or left >= lost:  # of several stages, the last pruning is not what pruning at once costs
         return f"{text}."
     return f"{text}; {pruned:.4g} before training, so {100 * (1 - left / lost):.0f} % of the loss is won back."
+
+
+def doubts_of(judged_on: int | None, passes: float) -> str:
+    """Why a verdict would rest on too little text; empty if it would not.
+
+    Args:
+        judged_on: Tokens that the perplexity is measured on; None for another metric.
+        passes: How often the training text is read.
+
+    Example:
+        >>> doubts_of(128, 1.0)
+        'Judged on 128 tokens: fewer than 10,000 say little about other text. Give --eval-data.'
+    """
+    found = []
+    if judged_on is not None and judged_on < ENOUGH_TOKENS:
+        found.append(
+            f"Judged on {judged_on:,} tokens: fewer than {ENOUGH_TOKENS:,} say little about other text. Give "
+            "--eval-data."
+        )
+    if passes > MOST_PASSES:
+        found.append(
+            f"The training text is read about {passes:.0f} times, so it may be learnt by heart. Give more text, or "
+            "train for fewer steps."
+        )
+    return " ".join(found)
 
 
 def draw_curve(result: Result) -> Any:
