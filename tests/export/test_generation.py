@@ -23,6 +23,10 @@ def small(kind, **options):
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
         config = transformers.LlamaConfig(**sizes, **heads, **NO_ENDS, max_position_embeddings=96, **options)
         model = transformers.LlamaForCausalLM(config)
+    return with_large_weights(model)
+
+
+def with_large_weights(model):
     for name, p in model.named_parameters():
         if p.dim() == 2 and (".layers." in name or ".h." in name):
             p.data = 10 * p.data * (torch.rand_like(p) > 0.6)  # large: tokens that differ
@@ -141,9 +145,9 @@ def calls(interpreted, monkeypatch):
 def test_tokens_by_the_kernel_are_those_of_transformers(kind, calls):
     model, prompt = small(kind), prompt_of(2)
     found = generate(model, prompt, max_new_tokens=9)
-    assert calls == 2 * 8 * [16]  # two layers; the prompt gives the first of nine tokens
+    assert calls == 2 * 9 * [16]  # two layers; one step to check the model; the prompt gives the first of nine tokens
     assert torch.equal(found, by_transformers(model, prompt, max_new_tokens=9))
-    assert len(calls) == 2 * 8
+    assert len(calls) == 2 * 9
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -287,6 +291,27 @@ def test_wrong_models_are_refused():
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="attention must be sdpa or eager, got flex_attention"):
         generate(model, PROMPT, max_new_tokens=3)
+
+
+def with_local_attention(window):
+    """GPT-Neo cuts the mask of its local layers by the length of the keys, which with a fixed cache is the cache's."""
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64, "max_position_embeddings": 96}
+    kinds = {"attention_types": [[["global", "local"], 1]], "window_size": window}
+    return with_large_weights(transformers.GPTNeoForCausalLM(transformers.GPTNeoConfig(**sizes, **kinds, **NO_ENDS)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_a_fixed_cache_changes_is_refused(dtype):
+    model = with_local_attention(window=8).to(dtype)
+    with pytest.raises(ValueError, match=r"GPTNeoForCausalLM gives other logits .* Use model.generate\(\)"):
+        generate(model, PROMPT, max_new_tokens=30)
+    fits = with_local_attention(window=32).to(dtype)
+    assert torch.equal(generate(fits, PROMPT, max_new_tokens=9), by_transformers(fits, PROMPT, max_new_tokens=9))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_short_decoder_is_checked_too(length):
+    assert Decoder(with_local_attention(window=8), length=length).length == length
 
 
 def test_a_decoder_refuses_what_does_not_fit():

@@ -21,6 +21,8 @@ from horst.parameters.modes import evaluating
 # The host waits for the device only as often as this, to see whether all texts have ended.
 _TOKENS_PER_CHECK = 32
 _WARM_UP_STEPS = 3
+# Rounding may make the logits differ by this share of their spread: in 32 bits, and in 16 bits or under autocast.
+_ROUNDING = (0.01, 0.2)
 
 
 def generate(
@@ -64,8 +66,9 @@ class Decoder:
 
     Keys and values lie in a cache of fixed size, so that every step is the same work on the same memory. Decoding is
     greedy: ``model.generation_config`` is read for the tokens that end a text, not for sampling or penalties. Models
-    with sliding windows or with layers other than attention are refused. Do not move or convert the model while a
-    decoder of it is in use; weights may change in place.
+    with sliding windows or with layers other than attention are refused. So are those that give other logits with this
+    cache than without one, which a text of three tokens shows. Do not move or convert the model while a decoder of it
+    is in use; weights may change in place.
 
     For lower precision convert the model to bfloat16. Under autocast, models with rotary positions fail: their keys
     are float32, their values are not, and the cache takes one dtype.
@@ -116,6 +119,7 @@ class Decoder:
             self._places = torch.arange(length, device=self.device)
             self._tokens = torch.zeros(batch_size, length, dtype=torch.long, device=self.device)
             self._last = torch.zeros(1, dtype=torch.long, device=self.device)  # place of the newest token
+            self._check_logits()
             if self.device.type == "cuda" if graph is None else graph:
                 self._capture()
 
@@ -201,6 +205,24 @@ class Decoder:
     def _call(self, forward: Any, new: Tensor) -> Tensor:
         options = {"cache_position": new} if self._names_places else {}
         return forward(self.model, self._cache, self._tokens, self._places, new, **options, **self._options)
+
+    def _check_logits(self) -> None:
+        """Raise where the cache's unused places change the logits, as they do in GPT-Neo's local attention."""
+        places = self._places[:3]
+        parts = places.split(2)  # a prompt, and a step
+        ids = places[None] % 2
+        self._tokens[:, : len(places)].copy_(ids)
+        found = torch.cat([self._call(_logits, part)[:1] for part in parts], dim=1)
+        options = {"position_ids": places[None], "attention_mask": torch.ones_like(ids), "use_cache": False}
+        expected = self.model(ids, **options).logits[:, -len(parts) :]
+        found, expected = (x.double().nan_to_num(0.0, 0.0, 0.0) for x in (found, expected))
+        error, spread = (found - expected).norm(), (expected - expected.mean(dim=-1, keepdim=True)).norm()
+        low_precision = self.model.dtype.itemsize < 4 or torch.is_autocast_enabled(self.device.type)
+        if error > _ROUNDING[low_precision] * spread:
+            raise ValueError(
+                f"{type(self.model).__name__} gives other logits with a cache of {self.length} tokens, most of them not"
+                f" in use, than without (difference {float(error / spread):.1e}). Use model.generate()."
+            )
 
     def _capture(self) -> None:
         """Capture the step, after a prompt of one token, which also makes the cache's memory."""
