@@ -36,6 +36,13 @@ def test_rows_are_sizes_and_ratios(monkeypatch):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_inputs_that_fail_leave_no_hooks_behind():
+    model = pruned_model()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        compare(model, torch.randn(3, 5))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_notes_say_what_does_not_get_faster(monkeypatch):
     seen = []
 
