@@ -252,6 +252,7 @@ class _Recovery:
             loss=self.loss,
             train=LaterBatches(self.examples.source, offset),
             evaluate=self.evaluate_model,
+            count=self.loss.count,
             unit=self.examples.unit,
             units_per_row=self.examples.units_per_row,
             identity={**self.progress.state["identity"], "optimizer": config.optimizer, "stage": stage},

@@ -20,6 +20,7 @@ from horst.pruning.chains import block_sequences, move
 from horst.recovery.config import Distillation, SparsifyConfig
 from horst.recovery.data import Examples
 from horst.recovery.distillation import cross_entropy, mixed_loss, squarehead
+from horst.training.task import count_targets
 
 __all__ = ["RecoveryLoss", "copy_as_teacher", "prepare_teacher"]
 
@@ -69,6 +70,7 @@ class RecoveryLoss:
                     "or distill='squarehead' or 'kl'."
                 )
             self.label_weight = 0.0
+        self.is_per_row = False  # whether a row has one prediction; known after check
         wants_hidden = distill == "squarehead"
         self.student = _Observed(student, wants_hidden)
         self.teacher = None if teacher is None else _Observed(teacher, wants_hidden)
@@ -96,6 +98,13 @@ class RecoveryLoss:
             mask=None if has_labels or counts is None or logits.dim() < 3 else counts, compiled=self.compiled,
         )  # fmt: skip
 
+    def count(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """How many predictions of a batch the loss is a mean of."""
+        if self.examples.has_labels:
+            return count_targets(inputs, targets)
+        counts = self.examples.counts(inputs)
+        return targets.new_full((), len(inputs)) if counts is None or self.is_per_row else counts.sum()
+
     def _ask_teacher(self, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
         if self.teacher is None:
             return None, []
@@ -112,6 +121,7 @@ class RecoveryLoss:
         batch = move(batch, next(self.student.model.parameters()).device)
         with evaluating(self.student.model):
             logits, hidden = self.student(self.student.model, batch)
+        self.is_per_row = logits is not None and logits.dim() < 3
         if self.label_weight or self.distill != "squarehead":
             _need(logits)
         if self.teacher is None:
