@@ -151,6 +151,22 @@ def test_tokens_by_the_kernel_are_those_of_transformers(kind, calls):
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("kind", ["lengths", "models"])
+def test_the_step_of_every_decoder_is_compiled_and_once_for_equal_ones(kind, monkeypatch):
+    graphs, models = [], [small("llama") for _ in range(3 if kind == "models" else 1)]
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=keep))
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for model in models * 2:
+            for length in (20, 21, 22) if kind == "lengths" else (20,):
+                Decoder(model, length=length, compile=True).generate(prompt_of(), max_new_tokens=3)
+    assert len(graphs) == 3
+
+
 @pytest.mark.usefixtures("interpreted")
 def test_a_compiled_step_holds_the_kernel(monkeypatch):
     model, prompt = small("llama"), prompt_of()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import types
+import weakref
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -110,8 +112,7 @@ class Decoder:
         self._names_places = "cache_position" in parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._configs = configs_to_switch(model)
-        # specialized shapes: a second decoder of another length would otherwise get slower kernels for any length
-        self._forward = torch.compile(_logits, dynamic=False) if compile else _logits
+        self._forward = _compiled(model, length, batch_size) if compile else _logits
         self._used = 0  # tokens known so far; 0 before the first prompt
         self._graph: torch.cuda.CUDAGraph | None = None
         with self._ready():
@@ -270,6 +271,17 @@ def _logits(model: Any, cache: Any, tokens: Tensor, places: Tensor, new: Tensor,
     ids = tokens.index_select(1, new)
     options |= {"position_ids": new[None], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
     return model(ids, **options).logits[:, -1:]
+
+
+_STEPS: MutableMapping[nn.Module, dict[tuple[int, int], Any]] = weakref.WeakKeyDictionary()
+
+
+def _compiled(model: nn.Module, length: int, batch_size: int) -> Any:
+    """``_logits`` compiled, with a code object for each use: the compiler stops at the ninth form of the same code."""
+    own = types.FunctionType(_logits.__code__.replace(), globals(), "_logits")
+    own = _STEPS.setdefault(model, {}).setdefault((length, batch_size), own)
+    # specialized shapes: a second decoder of another length would otherwise get slower kernels for any length
+    return torch.compile(own, dynamic=False)
 
 
 def _static_cache(model: Any, length: int) -> Any:
