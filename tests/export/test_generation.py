@@ -83,6 +83,19 @@ def test_a_text_ends_and_is_padded_as_by_transformers(kind, checked, monkeypatch
     assert torch.equal(generate(model, prompt, max_new_tokens=30, eos_token_id=())[:, 7:], free)
 
 
+def test_a_graph_is_not_replayed_after_sparse_weights_were_replaced(monkeypatch):
+    monkeypatch.setattr(sparse_linear, "plan_for", lambda weight, tokens: Plan({1: {"dense": 1.0, "bag": 0.1}}))
+    other, model = small("llama"), sparsify(small("llama"))
+    decoder = Decoder(model, length=16)
+    model.load_state_dict(other.state_dict())
+    expected = by_transformers(other, PROMPT, max_new_tokens=8)
+    assert torch.equal(decoder.generate(PROMPT, max_new_tokens=8), expected)  # without a graph that is no matter
+    decoder._graph = object()  # in place of one captured on a GPU, which reads what the layers held then
+    for go_on in (lambda: decoder.advance(1), lambda: decoder.start(PROMPT)):
+        with pytest.raises(RuntimeError, match=r"load_state_dict .* Make another Decoder"):
+            go_on()
+
+
 def test_a_decoder_serves_prompts_of_all_lengths():
     model = small("llama")
     decoder = Decoder(model, length=40)

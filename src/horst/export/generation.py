@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.export.decode_attention import configs_to_switch, switched
+from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
 from horst.parameters.modes import evaluating
 
@@ -70,7 +71,7 @@ class Decoder:
     greedy: ``model.generation_config`` is read for the tokens that end a text, not for sampling or penalties. Models
     with sliding windows or with layers other than attention are refused. So are those that give other logits with this
     cache than without one, which a text of three tokens shows. Do not move or convert the model while a decoder of it
-    is in use; weights may change in place.
+    is in use. Weights may change in place; after ``load_state_dict`` into sparse layers make another decoder.
 
     For lower precision convert the model to bfloat16. Under autocast, models with rotary positions fail: their keys
     are float32, their values are not, and the cache takes one dtype.
@@ -115,6 +116,8 @@ class Decoder:
         self._forward = _compiled(model, length, batch_size) if compile else _logits
         self._used = 0  # tokens known so far; 0 before the first prompt
         self._graph: torch.cuda.CUDAGraph | None = None
+        # what the graph reads: kept alive, since loading a state replaces it
+        self._stored = [(layer, layer.stored) for layer in model.modules() if isinstance(layer, SparseLinear)]
         with self._ready():
             self._cache = _static_cache(model, length)
             self._places = torch.arange(length, device=self.device)
@@ -167,6 +170,7 @@ class Decoder:
             )
         if count >= self.length:
             raise ValueError(f"A prompt of {count} tokens leaves no room in length={self.length}. Make it longer.")
+        self._check_weights()
         with self._ready():
             self._cache.reset()
             self._tokens[:, :count].copy_(prompt)
@@ -188,6 +192,7 @@ class Decoder:
                 f"tokens must lie in [0, {left}], what is left of length={self.length}, got {tokens}. Make a"
                 " Decoder with a larger length."
             )
+        self._check_weights()
         with self._ready():
             for _ in range(tokens):
                 if self._graph is None:
@@ -206,6 +211,13 @@ class Decoder:
     def _call(self, forward: Any, new: Tensor) -> Tensor:
         options = {"cache_position": new} if self._names_places else {}
         return forward(self.model, self._cache, self._tokens, self._places, new, **options, **self._options)
+
+    def _check_weights(self) -> None:
+        if self._graph is not None and any(layer.stored is not stored for layer, stored in self._stored):
+            raise RuntimeError(
+                "load_state_dict has replaced the weights of sparse layers, and the graph still reads the old ones. "
+                "Make another Decoder."
+            )
 
     def _check_logits(self) -> None:
         """Raise where the cache's unused places change the logits, as they do in GPT-Neo's local attention."""
