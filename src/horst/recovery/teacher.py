@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -182,18 +181,3 @@ def _need(logits: Tensor | None) -> Tensor:
             "without labels and distill='squarehead'."
         )
     return logits
-
-
-@contextlib.contextmanager
-def without_cache(*models: nn.Module | None) -> Iterator[None]:
-    """Hugging Face's models without the key-value caches that they would fill in each forward pass."""
-    modules = [module for model in models if model is not None for module in model.modules()]
-    configs: dict[int, Any] = {id(m.config): m.config for m in modules if hasattr(m, "config")}
-    caching = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
-    for config in caching:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in caching:
-            config.use_cache = True
