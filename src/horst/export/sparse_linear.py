@@ -184,8 +184,7 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] | None = None, keep_dens
         replaced += 1
         if not name:
             return sparse
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, sparse)
+        model.set_submodule(name, sparse)
     _log.info("%d of %d linear layers are now sparse", replaced, len(candidates))
     for reason, count in dense.items():
         level = logging.INFO if reason in (_FEW_ZEROS, _DENSE_IS_FASTER) else logging.WARNING
