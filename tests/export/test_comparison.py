@@ -6,7 +6,7 @@ from torch import nn
 
 from horst.cli.export_report import best_first
 from horst.export import compare, comparison, forms, sparse_linear
-from horst.export.cpu_kernels import Plan
+from horst.export.plan import Plan
 
 
 def pruned_model():
