@@ -6,7 +6,7 @@ from torch import nn
 
 from horst.cli.export_report import best_first
 from horst.export import compare, comparison, forms, sparse_linear
-from horst.export.cpu_kernels import Plan
+from horst.export.plan import Plan
 
 
 def pruned_model():
@@ -34,6 +34,13 @@ def test_rows_are_sizes_and_ratios(monkeypatch):
     assert model.training
     assert all(p.requires_grad for p in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_inputs_that_fail_leave_no_hooks_behind():
+    model = pruned_model()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        compare(model, torch.randn(3, 5))
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_notes_say_what_does_not_get_faster(monkeypatch):

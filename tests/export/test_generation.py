@@ -23,6 +23,10 @@ def small(kind, **options):
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
         config = transformers.LlamaConfig(**sizes, **heads, **NO_ENDS, max_position_embeddings=96, **options)
         model = transformers.LlamaForCausalLM(config)
+    return with_large_weights(model)
+
+
+def with_large_weights(model):
     for name, p in model.named_parameters():
         if p.dim() == 2 and (".layers." in name or ".h." in name):
             p.data = 10 * p.data * (torch.rand_like(p) > 0.6)  # large: tokens that differ
@@ -77,6 +81,19 @@ def test_a_text_ends_and_is_padded_as_by_transformers(kind, checked, monkeypatch
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = cases[0][0], None
     assert torch.equal(generate(model, prompt, max_new_tokens=30), by_transformers(model, prompt, max_new_tokens=30))
     assert torch.equal(generate(model, prompt, max_new_tokens=30, eos_token_id=())[:, 7:], free)
+
+
+def test_a_graph_is_not_replayed_after_sparse_weights_were_replaced(monkeypatch):
+    monkeypatch.setattr(sparse_linear, "plan_for", lambda weight, tokens: Plan({1: {"dense": 1.0, "bag": 0.1}}))
+    other, model = small("llama"), sparsify(small("llama"))
+    decoder = Decoder(model, length=16)
+    model.load_state_dict(other.state_dict())
+    expected = by_transformers(other, PROMPT, max_new_tokens=8)
+    assert torch.equal(decoder.generate(PROMPT, max_new_tokens=8), expected)  # without a graph that is no matter
+    decoder._graph = object()  # in place of one captured on a GPU, which reads what the layers held then
+    for go_on in (lambda: decoder.advance(1), lambda: decoder.start(PROMPT)):
+        with pytest.raises(RuntimeError, match=r"load_state_dict .* Make another Decoder"):
+            go_on()
 
 
 def test_a_decoder_serves_prompts_of_all_lengths():
@@ -141,10 +158,26 @@ def calls(interpreted, monkeypatch):
 def test_tokens_by_the_kernel_are_those_of_transformers(kind, calls):
     model, prompt = small(kind), prompt_of(2)
     found = generate(model, prompt, max_new_tokens=9)
-    assert calls == 2 * 8 * [16]  # two layers; the prompt gives the first of nine tokens
+    assert calls == 2 * 9 * [16]  # two layers; one step to check the model; the prompt gives the first of nine tokens
     assert torch.equal(found, by_transformers(model, prompt, max_new_tokens=9))
-    assert len(calls) == 2 * 8
+    assert len(calls) == 2 * 9
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("kind", ["lengths", "models"])
+def test_the_step_of_every_decoder_is_compiled_and_once_for_equal_ones(kind, monkeypatch):
+    graphs, models = [], [small("llama") for _ in range(3 if kind == "models" else 1)]
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=keep))
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for model in models * 2:
+            for length in (20, 21, 22) if kind == "lengths" else (20,):
+                Decoder(model, length=length, compile=True).generate(prompt_of(), max_new_tokens=3)
+    assert len(graphs) == 3
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -287,6 +320,27 @@ def test_wrong_models_are_refused():
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="attention must be sdpa or eager, got flex_attention"):
         generate(model, PROMPT, max_new_tokens=3)
+
+
+def with_local_attention(window):
+    """GPT-Neo cuts the mask of its local layers by the length of the keys, which with a fixed cache is the cache's."""
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64, "max_position_embeddings": 96}
+    kinds = {"attention_types": [[["global", "local"], 1]], "window_size": window}
+    return with_large_weights(transformers.GPTNeoForCausalLM(transformers.GPTNeoConfig(**sizes, **kinds, **NO_ENDS)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_a_fixed_cache_changes_is_refused(dtype):
+    model = with_local_attention(window=8).to(dtype)
+    with pytest.raises(ValueError, match=r"GPTNeoForCausalLM gives other logits .* Use model.generate\(\)"):
+        generate(model, PROMPT, max_new_tokens=30)
+    fits = with_local_attention(window=32).to(dtype)
+    assert torch.equal(generate(fits, PROMPT, max_new_tokens=9), by_transformers(fits, PROMPT, max_new_tokens=9))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_short_decoder_is_checked_too(length):
+    assert Decoder(with_local_attention(window=8), length=length).length == length
 
 
 def test_a_decoder_refuses_what_does_not_fit():

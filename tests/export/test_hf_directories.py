@@ -14,7 +14,7 @@ from horst.export import (
     save_hugging_face,
     sparse_linear,
 )
-from horst.export.cpu_kernels import Plan
+from horst.export.plan import Plan
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from horst.export import SparseLinear, export_onnx
-from horst.export.cpu_kernels import Plan
+from horst.export.plan import Plan
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

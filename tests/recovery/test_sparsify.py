@@ -39,6 +39,33 @@ def test_every_kind_of_model_becomes_sparse(name):
     assert math.isfinite(report.stages[0].loss)
 
 
+def lengths(rows):
+    return torch.where(torch.arange(rows) % 3 > 0, 2, 8)[:, None]
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("name", ["llama", "classifier"])
+def test_accumulation_counts_every_prediction_once_though_rows_are_padded(name, labels):
+    found = []
+    for accumulate in (1, 2, 4):
+        model, data = make(name)
+        ids = data if name == "llama" else data["input_ids"]
+        data = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths(len(ids))).long()}
+        if labels:
+            is_padding = data["attention_mask"] == 0
+            data["labels"] = ids.masked_fill(is_padding, -100) if name == "llama" else torch.arange(len(ids)) % 3
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        loop = dataclasses.replace(LOOP, accumulate=accumulate)
+        settings = {**SHORT, "method": "magnitude", "distill": "kl", "loop": loop}
+        horst.sparsify(model, data, sparsity=0.5, optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1), **settings)
+        found.append(weights(model))
+    for other in found[1:]:
+        for key, value in found[0].items():
+            torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_is_traced_by_the_compiler(name, monkeypatch):  # tests on a GPU compile it for good
     compile, compiled = torch.compile, []

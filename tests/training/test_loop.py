@@ -19,11 +19,13 @@ from toy_runs import (
     STEPS,
     Toy,
     ToyData,
+    ToyLM,
     equal,
     loss_of,
     make_optimizer,
     make_sparsifier,
     read_metrics,
+    text_task,
     toy_run,
     toy_task,
 )
@@ -97,6 +99,20 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
         assert a == pytest.approx(b, rel=1e-4)
     with pytest.raises(ValueError, match=r"accumulate=3 must divide the rows of each rank's batch, which has 8"):
         run(dataclasses.replace(PLAIN, accumulate=3), tmp_path / "odd")
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+def test_accumulation_counts_every_target_once_however_they_are_spread(parts, tmp_path):
+    torch.manual_seed(0)
+    runs = {1: ToyLM(), parts: ToyLM()}
+    runs[parts].load_state_dict(runs[1].state_dict())
+    for accumulate, model in runs.items():
+        optimizer, config = torch.optim.SGD(model.parameters(), 0.1), dataclasses.replace(PLAIN, accumulate=accumulate)
+        train(text_task(model), optimizer, config, steps=20, directory=tmp_path / str(accumulate))
+    for p, q in zip(runs[1].parameters(), runs[parts].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+    for a, b in zip(read_metrics(tmp_path / "1"), read_metrics(tmp_path / str(parts)), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
 
 
 def test_bf16_computes_under_autocast_and_keeps_float32_weights(tmp_path):

@@ -95,11 +95,14 @@ class ToyLM(nn.Module):
 
 
 class ToyText(ToyData):
+    """Texts of one to five tokens, padded, so that parts of a batch and ranks have unequal numbers of targets."""
+
     def batches(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         for step in itertools.count(start):
             tokens = torch.randint(16, (self.rows, 5), generator=torch.Generator().manual_seed(step))
-            part = tokens.chunk(self.world)[self.rank]
-            yield part, part.roll(-1, 1)
+            is_padding = torch.arange(5) > torch.arange(self.rows)[:, None] % 5
+            targets = tokens.roll(-1, 1).masked_fill(is_padding, -100)
+            yield tokens.chunk(self.world)[self.rank], targets.chunk(self.world)[self.rank]
 
 
 def text_task(model: nn.Module, rank: int = 0, world: int = 1) -> Task:

@@ -1,13 +1,13 @@
 """Pruned models saved in compressed formats, loaded, and run sparse."""
 
 from horst.export.comparison import Comparison, compare
-from horst.export.cpu_kernels import Plan, plan_for
 from horst.export.generation import Decoder, generate
 from horst.export.hf import load_pretrained, save_hugging_face
 from horst.export.int8_head import Int8Embedding, Int8Linear, quantize_head
 from horst.export.onnx import export_onnx
+from horst.export.plan import Plan
 from horst.export.semi_structured import is_two_four, to_semi_structured
-from horst.export.sparse_linear import SparseLinear, sparsify
+from horst.export.sparse_linear import SparseLinear, plan_for, sparsify
 from horst.export.sparse_safetensors import load_sparse, read_layout, read_metadata, read_parts, save_sparse
 from horst.export.stored_tensor import StoredTensor
 from horst.files import InvalidFileError

@@ -31,7 +31,7 @@ def count_values(tensor: Tensor) -> tuple[int, int]:
     """
     values = negative_zeros = 0
     for piece in _pieces(tensor):
-        mask = _integers(piece) != 0
+        mask = as_integers(piece) != 0
         values += int(mask.count_nonzero())
         if piece.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             negative_zeros += int(mask.logical_and_(piece == 0).count_nonzero())
@@ -52,8 +52,8 @@ def write_sparse(file: BinaryIO, mask_start: int, values_start: int, tensor: Ten
     """Write the tensor's bits and values at their places in the file; returns the CRC-32 of both."""
     mask_crc32 = values_crc32 = 0
     for piece in _pieces(tensor):
-        mask = _integers(piece) != 0
-        bits, values = pack(mask), _integers(piece)[mask]
+        mask = as_integers(piece) != 0
+        bits, values = pack(mask), as_integers(piece)[mask]
         file.seek(mask_start)
         mask_start += file.write(_memory(bits))
         file.seek(values_start)
@@ -80,7 +80,7 @@ def read_sparse(file: BinaryIO, mask_start: int, values_start: int, out: Tensor)
         values = torch.empty(int(mask.count_nonzero()), dtype=_INTEGERS[piece.itemsize])
         file.seek(values_start)
         values_start += _read_into(file, values)
-        _integers(piece).zero_().masked_scatter_(mask, values)
+        as_integers(piece).zero_().masked_scatter_(mask, values)
 
 
 def scan(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
         yield flat[start : start + PIECE].cpu()
 
 
-def _integers(tensor: Tensor) -> Tensor:
+def as_integers(tensor: Tensor) -> Tensor:
     """The same memory as integers of the same width: comparing and moving these keeps every bit."""
     return tensor.view(_INTEGERS[tensor.itemsize])
 

@@ -14,16 +14,16 @@ Which one wins depends on shape, sparsity, tokens, threads and machine, so it is
 from __future__ import annotations
 
 import functools
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from horst.export.plan import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 TOKENS_AT_A_TIME = 64
 # The token counts at which kernels are compared: one token of generation up to a batch of prompts.
 TOKENS = (1, 8, 32, 128, 512)
-# A sparse kernel must need at most this share of the dense time to be chosen: less is noise.
-MARGIN = 0.9
 
 
 def to_csr(weight: Tensor) -> Tensor:
@@ -151,62 +149,10 @@ def available_kernels() -> list[str]:
     return [name for name in KERNELS if name != "csr" or torch.backends.mkl.is_available()]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The choice of kernel by number of tokens: for each measured number, seconds by kernel.
-
-    At a number without seconds for ``"dense"``, a sparse kernel is chosen whatever dense would take.
-
-    Example:
-        >>> plan = Plan({1: {"dense": 5.0, "csr": 1.0, "bag": 7.0}, 100: {"dense": 5.0, "csr": 6.0, "bag": 2.0}})
-        >>> plan.kernel(1), plan.kernel(9), plan.kernel(11), plan.kernel(1000)
-        ('csr', 'csr', 'bag', 'bag')
-    """
-
-    seconds: dict[int, dict[str, float]]
-    _memory: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
-
-    def kernel(self, tokens: int) -> str:
-        """The choice at ``tokens``: that of the nearest measured number, by ratio."""
-        if tokens not in self._memory:
-            nearest = min(self.seconds, key=lambda measured: abs(math.log(measured / max(tokens, 1))))
-            self._memory[tokens] = self._best(self.seconds[nearest])
-        return self._memory[tokens]
-
-    def choices(self) -> set[str]:
-        """All kernels that the plan may choose."""
-        return {self._best(seconds) for seconds in self.seconds.values()}
-
-    @staticmethod
-    def _best(seconds: dict[str, float]) -> str:
-        sparse = min((name for name in seconds if name != "dense"), key=lambda name: seconds[name])
-        return sparse if seconds[sparse] <= MARGIN * seconds.get("dense", math.inf) else "dense"
-
-
-def plan_for(weight: Tensor, tokens: Sequence[int] | None = None) -> Plan:
-    """Measure, once on this machine for each shape, sparsity in per cent and number of threads, which kernel to use.
-
-    Args:
-        weight: Matrix of outputs x inputs, on the device to measure on.
-        tokens: Numbers of tokens at which sparse kernels are compared with dense; None takes 1 to 512 on a CPU, and 1
-            on a GPU.
-
-    Example:
-        >>> sorted(plan_for(torch.eye(64), tokens=(1, 16)).seconds)
-        [1, 16]
-    """
-    per_cent = round(100 * int(weight.count_nonzero()) / max(weight.numel(), 1))
-    rows, columns = weight.shape
-    if weight.is_cuda:
-        from horst.export.gpu_kernels import GPU_TOKENS, measure
-
-        return measure(rows, columns, per_cent, tuple(tokens or GPU_TOKENS), weight.dtype, weight.device)
-    return _measure(rows, columns, per_cent, tuple(tokens or TOKENS), torch.get_num_threads())
-
-
 @functools.cache
 @torch.no_grad()
-def _measure(rows: int, columns: int, density_per_cent: int, tokens: tuple[int, ...], threads: int) -> Plan:
+def measure(rows: int, columns: int, density_per_cent: int, tokens: tuple[int, ...], threads: int) -> Plan:
+    """Seconds of each kernel on a random weight, at ``tokens``."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(rows, columns, generator=generator)
     weight.masked_fill_(torch.rand(rows, columns, generator=generator) >= density_per_cent / 100, 0)

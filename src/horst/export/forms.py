@@ -215,7 +215,9 @@ def tokens_seen(model: nn.Module, call: Call) -> set[int]:
         seen.add(inputs[0].numel() // max(inputs[0].shape[-1], 1))
 
     handles = [layer.register_forward_pre_hook(record) for layer in linear_layers(model).values()]
-    model(*call[0], **call[1])
-    for handle in handles:
-        handle.remove()
+    try:
+        model(*call[0], **call[1])
+    finally:
+        for handle in handles:
+            handle.remove()
     return seen - {0}

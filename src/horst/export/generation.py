@@ -8,19 +8,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import types
+import weakref
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from horst.export.decode_attention import configs_to_switch, switched
+from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
 from horst.parameters.modes import evaluating
 
 # The host waits for the device only as often as this, to see whether all texts have ended.
 _TOKENS_PER_CHECK = 32
 _WARM_UP_STEPS = 3
+# Rounding may make the logits differ by this share of their spread: in 32 bits, and in 16 bits or under autocast.
+_ROUNDING = (0.01, 0.2)
 
 
 def generate(
@@ -64,8 +69,9 @@ class Decoder:
 
     Keys and values lie in a cache of fixed size, so that every step is the same work on the same memory. Decoding is
     greedy: ``model.generation_config`` is read for the tokens that end a text, not for sampling or penalties. Models
-    with sliding windows or with layers other than attention are refused. Do not move or convert the model while a
-    decoder of it is in use; weights may change in place.
+    with sliding windows or with layers other than attention are refused. So are those that give other logits with this
+    cache than without one, which a text of three tokens shows. Do not move or convert the model while a decoder of it
+    is in use. Weights may change in place; after ``load_state_dict`` into sparse layers make another decoder.
 
     For lower precision convert the model to bfloat16. Under autocast, models with rotary positions fail: their keys
     are float32, their values are not, and the cache takes one dtype.
@@ -107,15 +113,17 @@ class Decoder:
         self._names_places = "cache_position" in parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._configs = configs_to_switch(model)
-        # specialized shapes: a second decoder of another length would otherwise get slower kernels for any length
-        self._forward = torch.compile(_logits, dynamic=False) if compile else _logits
+        self._forward = _compiled(model, length, batch_size) if compile else _logits
         self._used = 0  # tokens known so far; 0 before the first prompt
         self._graph: torch.cuda.CUDAGraph | None = None
+        # what the graph reads: kept alive, since loading a state replaces it
+        self._stored = [(layer, layer.stored) for layer in model.modules() if isinstance(layer, SparseLinear)]
         with self._ready():
             self._cache = _static_cache(model, length)
             self._places = torch.arange(length, device=self.device)
             self._tokens = torch.zeros(batch_size, length, dtype=torch.long, device=self.device)
             self._last = torch.zeros(1, dtype=torch.long, device=self.device)  # place of the newest token
+            self._check_logits()
             if self.device.type == "cuda" if graph is None else graph:
                 self._capture()
 
@@ -162,6 +170,7 @@ class Decoder:
             )
         if count >= self.length:
             raise ValueError(f"A prompt of {count} tokens leaves no room in length={self.length}. Make it longer.")
+        self._check_weights()
         with self._ready():
             self._cache.reset()
             self._tokens[:, :count].copy_(prompt)
@@ -183,6 +192,7 @@ class Decoder:
                 f"tokens must lie in [0, {left}], what is left of length={self.length}, got {tokens}. Make a"
                 " Decoder with a larger length."
             )
+        self._check_weights()
         with self._ready():
             for _ in range(tokens):
                 if self._graph is None:
@@ -201,6 +211,31 @@ class Decoder:
     def _call(self, forward: Any, new: Tensor) -> Tensor:
         options = {"cache_position": new} if self._names_places else {}
         return forward(self.model, self._cache, self._tokens, self._places, new, **options, **self._options)
+
+    def _check_weights(self) -> None:
+        if self._graph is not None and any(layer.stored is not stored for layer, stored in self._stored):
+            raise RuntimeError(
+                "load_state_dict has replaced the weights of sparse layers, and the graph still reads the old ones. "
+                "Make another Decoder."
+            )
+
+    def _check_logits(self) -> None:
+        """Raise where the cache's unused places change the logits, as they do in GPT-Neo's local attention."""
+        places = self._places[:3]
+        parts = places.split(2)  # a prompt, and a step
+        ids = places[None] % 2
+        self._tokens[:, : len(places)].copy_(ids)
+        found = torch.cat([self._call(_logits, part)[:1] for part in parts], dim=1)
+        options = {"position_ids": places[None], "attention_mask": torch.ones_like(ids), "use_cache": False}
+        expected = self.model(ids, **options).logits[:, -len(parts) :]
+        found, expected = (x.double().nan_to_num(0.0, 0.0, 0.0) for x in (found, expected))
+        error, spread = (found - expected).norm(), (expected - expected.mean(dim=-1, keepdim=True)).norm()
+        low_precision = self.model.dtype.itemsize < 4 or torch.is_autocast_enabled(self.device.type)
+        if error > _ROUNDING[low_precision] * spread:
+            raise ValueError(
+                f"{type(self.model).__name__} gives other logits with a cache of {self.length} tokens, most of them not"
+                f" in use, than without (difference {float(error / spread):.1e}). Use model.generate()."
+            )
 
     def _capture(self) -> None:
         """Capture the step, after a prompt of one token, which also makes the cache's memory."""
@@ -248,6 +283,17 @@ def _logits(model: Any, cache: Any, tokens: Tensor, places: Tensor, new: Tensor,
     ids = tokens.index_select(1, new)
     options |= {"position_ids": new[None], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
     return model(ids, **options).logits[:, -1:]
+
+
+_STEPS: MutableMapping[nn.Module, dict[tuple[int, int], Any]] = weakref.WeakKeyDictionary()
+
+
+def _compiled(model: nn.Module, length: int, batch_size: int) -> Any:
+    """``_logits`` compiled, with a code object for each use: the compiler stops at the ninth form of the same code."""
+    own = types.FunctionType(_logits.__code__.replace(), globals(), "_logits")
+    own = _STEPS.setdefault(model, {}).setdefault((length, batch_size), own)
+    # specialized shapes: a second decoder of another length would otherwise get slower kernels for any length
+    return torch.compile(own, dynamic=False)
 
 
 def _static_cache(model: Any, length: int) -> Any:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horst.export.cpu_kernels import Plan
+from horst.export.plan import Plan
 from horst.kernels.sparse_matvec import Launch, SparseRows, expand, pack, sparse_matvec
 from horst.kernels.sparse_matvec.direct import Product, is_plain
 from horst.kernels.sparse_matvec.layout import settle

@@ -235,10 +235,10 @@ def quantize_head(model: nn.Module) -> nn.Module:
     rows = Int8Rows(head.weight)
     for name, module in list(model.named_modules()):
         if module is head:
-            _replace(model, name, Int8Linear(rows, head.bias).eval())
+            model.set_submodule(name, Int8Linear(rows, head.bias).eval())
         elif getattr(module, "weight", None) is head.weight:
             if type(module) is nn.Embedding and module.max_norm is None:
-                _replace(model, name, Int8Embedding(rows).eval())
+                model.set_submodule(name, Int8Embedding(rows).eval())
             else:
                 _log.warning("%s shares the head's weight and keeps it in float32: it is no plain nn.Embedding", name)
     if not has_int8_product():
@@ -280,11 +280,6 @@ def _head(model: nn.Module) -> nn.Linear:
             "Convert the model first: model.float().cpu()."
         )
     return head
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
 
 
 def _packed_product(x: Tensor, rows: Int8Rows, out: Tensor) -> None:

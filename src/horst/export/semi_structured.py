@@ -83,6 +83,5 @@ def _as_linear(model: nn.Module, name: str, conv1d: nn.Module) -> nn.Linear:
     linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     linear.register_parameter("bias", conv1d.get_parameter("bias"))
     linear.train(conv1d.training)
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, linear)
+    model.set_submodule(name, linear)
     return linear

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horst.export.cpu_kernels import CsrWeight, Plan, plan_for
+from horst.export import cpu_kernels, gpu_kernels
+from horst.export.cpu_kernels import CsrWeight
 from horst.export.gpu_kernels import RowsWeight, is_plan
+from horst.export.plan import Plan
 from horst.kernels.backends import runs_kernels
 from horst.kernels.sparse_matvec import why_not_packed
 from horst.sparsity.layers import check_model, expert_stacks, is_conv1d
@@ -137,6 +139,27 @@ class SparseLinear(nn.Module):
         self._store(weight.t() if self._inputs_first else weight)
 
 
+def plan_for(weight: Tensor, tokens: Sequence[int] | None = None) -> Plan:
+    """Measure, once on this machine for each shape, sparsity in per cent and number of threads, which kernel to use.
+
+    Args:
+        weight: Matrix of outputs x inputs, on the device to measure on.
+        tokens: Numbers of tokens at which sparse kernels are compared with dense; None takes 1 to 512 on a CPU, and 1
+            on a GPU.
+
+    Example:
+        >>> sorted(plan_for(torch.eye(64), tokens=(1, 16)).seconds)
+        [1, 16]
+    """
+    per_cent = round(100 * int(weight.count_nonzero()) / max(weight.numel(), 1))
+    rows, columns = weight.shape
+    if weight.is_cuda:
+        tokens = tuple(tokens or gpu_kernels.GPU_TOKENS)
+        return gpu_kernels.measure(rows, columns, per_cent, tokens, weight.dtype, weight.device)
+    tokens = tuple(tokens or cpu_kernels.TOKENS)
+    return cpu_kernels.measure(rows, columns, per_cent, tokens, torch.get_num_threads())
+
+
 def sparsify(model: nn.Module, *, tokens: Sequence[int] | None = None, keep_dense: bool = False) -> nn.Module:
     """Replace, in place, the linear layers that are faster sparse on this machine by :class:`SparseLinear`.
 
@@ -184,8 +207,7 @@ def sparsify(model: nn.Module, *, tokens: Sequence[int] | None = None, keep_dens
         replaced += 1
         if not name:
             return sparse
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, sparse)
+        model.set_submodule(name, sparse)
     _log.info("%d of %d linear layers are now sparse", replaced, len(candidates))
     for reason, count in dense.items():
         level = logging.INFO if reason in (_FEW_ZEROS, _DENSE_IS_FASTER) else logging.WARNING

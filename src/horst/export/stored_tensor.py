@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from horst.export.bitmask import as_integers
 from horst.export.positions import (
     choose_remainder_bits,
     decode_gaps,
@@ -25,7 +26,6 @@ BITMASK, GAPS, REMAINDERS = "::bitmask", "::gaps", "::remainders"
 VALUES, SCALES = "::values", "::scales"
 Parts = dict[str, Tensor]
 Spec = tuple[torch.dtype, tuple[int, ...]]
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # What more than one entry costs in the header: a tensor that gains less is not split.
 ENTRY_BYTES = 128
 
@@ -141,9 +141,7 @@ class StoredTensor:
         if self.kept is None:
             return self.values
         flat = torch.zeros(self.kept.numel(), dtype=self.values.dtype, device=self.values.device)
-        # As integers: every bit of a value is kept, whatever it says.
-        integers = _INTEGERS[flat.itemsize]
-        flat.view(integers).masked_scatter_(self.kept.view(-1), self.values.view(integers))
+        as_integers(flat).masked_scatter_(self.kept.view(-1), as_integers(self.values))
         return flat
 
 
@@ -170,7 +168,7 @@ def encode(
         flat = tensor.to(narrower or dtype).reshape(-1)
         bits = 8 * flat.itemsize
         plain = Stored(dtype, shape, None, narrower)
-    kept = flat.view(_INTEGERS[flat.itemsize]) != 0  # a kept weight that was rounded to 0 is a zero from here on
+    kept = as_integers(flat) != 0  # a kept weight that was rounded to 0 is a zero from here on
     nnz = int(kept.count_nonzero())
     gaps = gaps_between(kept)
     k, gap_bytes = choose_remainder_bits(gaps)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.parameters.kinds import clean_name
-from horst.parameters.modes import Batch, evaluating
+from horst.parameters.modes import Batch, evaluating, without_cache
 from horst.pruning.chains import Chain, NotAChain, block_sequences, explained, layers_by_block, replayed, run_model
 from horst.pruning.experts import expert_inputs, is_mixture
 from horst.pruning.method import Statistic
@@ -222,16 +222,8 @@ def _refuse_attention(model: nn.Module, layers: Sequence[Layer]) -> None:
 
 @contextlib.contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, uncompiled, and without the key-value caches that Hugging Face's models fill in each call."""
-    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None}
-    caching = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
-    with evaluating(model), contextlib.ExitStack() as stack:
+    """Evaluation mode, uncompiled, and without key-value caches."""
+    with evaluating(model), without_cache(model), contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # else nothing can be compiled, and its import is slow
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            for config in caching:
-                config.use_cache = False
-            yield
-        finally:
-            for config in caching:
-                config.use_cache = True
+        yield

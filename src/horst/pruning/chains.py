@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from horst.parameters.kinds import block_prefixes, clean_name
-from horst.parameters.modes import Batch, as_call
+from horst.parameters.modes import Batch, Forward, as_call, forwards_replaced
 from horst.sparsity.layers import Layer
 
 _HOST = torch.device("cpu")
@@ -124,7 +124,7 @@ class Chain:
         handed_on: list[Tensor] = []
         tail: tuple[Any, ...] | None = None
 
-        def stand_in(k: int, real: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(k: int, real: Forward) -> Forward:
             def forward(*args: Any, **kwargs: Any) -> Any:
                 nonlocal tail
                 if k != len(calls):
@@ -152,7 +152,7 @@ class Chain:
 
             return forward
 
-        with _replaced(self.blocks.values(), stand_in), contextlib.suppress(_Done):
+        with forwards_replaced(self.blocks.values(), stand_in), contextlib.suppress(_Done):
             run_model(model, batch)
         if len(calls) != len(self.blocks):
             raise NotAChain(f"{len(calls)} of {len(self.blocks)} blocks are called")
@@ -185,7 +185,7 @@ class Chain:
     def replay(self, i: int) -> contextlib.AbstractContextManager[None]:
         """The blocks replaced by what they returned for batch ``i``."""
 
-        def stand_in(k: int, real: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(k: int, real: Forward) -> Forward:
             def forward(*args: Any, **kwargs: Any) -> Any:
                 given = _Call(args, kwargs).entries[self.place]
                 out = self.hidden[i].to(given.device) if k + 1 == len(self.blocks) else given
@@ -193,7 +193,7 @@ class Chain:
 
             return forward
 
-        return _replaced(self.blocks.values(), stand_in)
+        return forwards_replaced(self.blocks.values(), stand_in)
 
 
 class _Call:
@@ -301,20 +301,3 @@ def _split(out: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
 
 def _join(hidden: Tensor, tail: tuple[Any, ...] | None) -> Any:
     return hidden if tail is None else (hidden, *tail)
-
-
-@contextlib.contextmanager
-def _replaced(
-    blocks: Iterable[nn.Module], stand_in: Callable[[int, Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """``block.forward`` replaced by ``stand_in(k, block.forward)``, for each block."""
-    own = [(block, block.__dict__.get("forward")) for block in blocks]
-    try:
-        for k, (block, _) in enumerate(own):
-            block.__dict__["forward"] = stand_in(k, block.forward)
-        yield
-    finally:
-        for block, forward in own:
-            block.__dict__.pop("forward", None)
-            if forward is not None:
-                block.__dict__["forward"] = forward

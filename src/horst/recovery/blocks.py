@@ -7,18 +7,17 @@ them, stay outside of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from horst.parameters.modes import Forward, forwards_replaced
 from horst.pruning.chains import block_sequences
 
 __all__ = ["checkpointed_blocks", "compiled_blocks"]
-
-Forward = Callable[..., Any]
 
 
 @contextlib.contextmanager
@@ -41,7 +40,7 @@ def compiled_blocks(*models: nn.Module | None, mode: str | None = None) -> Itera
         False
     """
     blocks = [block for model in models if model is not None for block in _blocks(model)]
-    with _replaced(blocks, lambda block, forward: torch.compile(forward, mode=mode)):
+    with forwards_replaced(blocks, lambda k, forward: torch.compile(forward, mode=mode)):
         yield bool(blocks)
 
 
@@ -67,31 +66,17 @@ def checkpointed_blocks(model: nn.Module, enabled: bool = True) -> Iterator[None
             "ModuleList or Sequential). Leave it out."
         )
 
-    def wrapped(block: nn.Module, forward: Forward) -> Forward:
+    def wrapped(k: int, forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if block.training and torch.is_grad_enabled():
+            if blocks[k].training and torch.is_grad_enabled():
                 return checkpoint(forward, *args, use_reentrant=False, **kwargs)
             return forward(*args, **kwargs)
 
         return run
 
-    with _replaced(blocks, wrapped):
+    with forwards_replaced(blocks, wrapped):
         yield
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     return [block for sequence in block_sequences(model).values() for block in sequence.values()]
-
-
-@contextlib.contextmanager
-def _replaced(blocks: list[nn.Module], wrap: Callable[[nn.Module, Forward], Forward]) -> Iterator[None]:
-    before = [block.__dict__.get("forward") for block in blocks]
-    try:
-        for block in blocks:
-            block.forward = wrap(block, block.forward)
-        yield
-    finally:
-        for block, forward in zip(blocks, before, strict=True):
-            block.__dict__.pop("forward", None)
-            if forward is not None:
-                block.forward = forward

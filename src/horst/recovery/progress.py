@@ -158,20 +158,11 @@ class Progress:
 
 def _changes(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, tuple[Any, Any] | None]:
     """What differs, by name: a setting with both values, a fingerprint without."""
-    settings = _differences(saved["settings"], mine["settings"])
-    others = _differences({**saved, "settings": None}, {**mine, "settings": None})
+    settings = checkpoint.differences(saved["settings"], mine["settings"])
+    others = checkpoint.differences({**saved, "settings": None}, {**mine, "settings": None})
     if settings.keys() & {"steps", "tokens", "batch_size"}:
         others.pop("steps", None)  # which follow
     return {**settings, **{name: pair if name == "steps" else None for name, pair in others.items()}}
-
-
-def _differences(saved: Any, mine: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
-    """The entries that differ, by name, with both values."""
-    if isinstance(saved, dict) and isinstance(mine, dict):
-        names = [*saved, *(key for key in mine if key not in saved)]
-        parts = [_differences(saved.get(key), mine.get(key), f"{name}.{key}" if name else key) for key in names]
-        return {key: pair for part in parts for key, pair in part.items()}
-    return {} if saved == mine else {name: (saved, mine)}
 
 
 def _plain(value: Any) -> str:

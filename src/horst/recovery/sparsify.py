@@ -22,7 +22,7 @@ from horst.optimizers.adams import AdamS
 from horst.optimizers.horst import HORST
 from horst.optimizers.param_groups import param_groups
 from horst.parameters.kinds import block_prefixes
-from horst.parameters.modes import evaluating
+from horst.parameters.modes import evaluating, without_cache
 from horst.pruning import PrunedLayer, Report
 from horst.recovery.adapters import attach, check_rank, merge
 from horst.recovery.blocks import checkpointed_blocks, compiled_blocks
@@ -32,7 +32,7 @@ from horst.recovery.data import Data, Examples, fingerprint, read_examples
 from horst.recovery.methods import METHODS
 from horst.recovery.progress import LaterBatches, Part, Progress
 from horst.recovery.report import SparsifyReport, Stage
-from horst.recovery.teacher import RecoveryLoss, copy_as_teacher, prepare_teacher, without_cache
+from horst.recovery.teacher import RecoveryLoss, copy_as_teacher, prepare_teacher
 from horst.recovery.whole import Pruner
 from horst.sparsity import find_layers
 from horst.sparsity.layers import check_model
@@ -254,6 +254,7 @@ class _Recovery:
             loss=self.loss,
             train=LaterBatches(self.examples.source, offset),
             evaluate=self.evaluate_model,
+            count=self.loss.count,
             unit=self.examples.unit,
             units_per_row=self.examples.units_per_row,
             identity={**self.progress.state["identity"], "optimizer": config.optimizer, "stage": stage},

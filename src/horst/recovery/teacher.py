@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from horst.pruning.chains import block_sequences, move
 from horst.recovery.config import Distillation, SparsifyConfig
 from horst.recovery.data import Examples
 from horst.recovery.distillation import cross_entropy, mixed_loss, squarehead
+from horst.training.task import count_targets
 
 __all__ = ["RecoveryLoss", "copy_as_teacher", "prepare_teacher"]
 
@@ -69,6 +69,7 @@ class RecoveryLoss:
                     "or distill='squarehead' or 'kl'."
                 )
             self.label_weight = 0.0
+        self.is_per_row = False  # whether a row has one prediction; known after check
         wants_hidden = distill == "squarehead"
         self.student = _Observed(student, wants_hidden)
         self.teacher = None if teacher is None else _Observed(teacher, wants_hidden)
@@ -96,6 +97,13 @@ class RecoveryLoss:
             mask=None if has_labels or counts is None or logits.dim() < 3 else counts, compiled=self.compiled,
         )  # fmt: skip
 
+    def count(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """How many predictions of a batch the loss is a mean of."""
+        if self.examples.has_labels:
+            return count_targets(inputs, targets)
+        counts = self.examples.counts(inputs)
+        return targets.new_full((), len(inputs)) if counts is None or self.is_per_row else counts.sum()
+
     def _ask_teacher(self, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
         if self.teacher is None:
             return None, []
@@ -112,6 +120,7 @@ class RecoveryLoss:
         batch = move(batch, next(self.student.model.parameters()).device)
         with evaluating(self.student.model):
             logits, hidden = self.student(self.student.model, batch)
+        self.is_per_row = logits is not None and logits.dim() < 3
         if self.label_weight or self.distill != "squarehead":
             _need(logits)
         if self.teacher is None:
@@ -172,18 +181,3 @@ def _need(logits: Tensor | None) -> Tensor:
             "without labels and distill='squarehead'."
         )
     return logits
-
-
-@contextlib.contextmanager
-def without_cache(*models: nn.Module | None) -> Iterator[None]:
-    """Hugging Face's models without the key-value caches that they would fill in each forward pass."""
-    modules = [module for model in models if model is not None for module in model.modules()]
-    configs: dict[int, Any] = {id(m.config): m.config for m in modules if hasattr(m, "config")}
-    caching = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
-    for config in caching:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in caching:
-            config.use_cache = True

@@ -136,9 +136,10 @@ def load(
 
     def check() -> None:
         index.update(_read_index(path))
-        if differences := _differences(index["fingerprint"], json.loads(json.dumps(fingerprint))):
+        if changes := differences(index["fingerprint"], json.loads(json.dumps(fingerprint))):
+            texts = [f"{name} was {_short(was)}, is {_short(now)}" for name, (was, now) in changes.items()]
             raise CheckpointError(
-                f"{path} belongs to another run: {'; '.join(differences)}. "
+                f"{path} belongs to another run: {'; '.join(texts[:6])}. "
                 "Run with the settings that it was begun with, or choose another directory."
             )
         _check_files(path, index["files"])
@@ -350,13 +351,18 @@ def _check_files(path: pathlib.Path, files: Mapping[str, list[int]]) -> None:
             raise _corrupt(path, f"the checksum of {name} is wrong")
 
 
-def _differences(saved: Any, mine: Any, name: str = "") -> list[str]:
-    """Where two fingerprints differ, the first few."""
+def differences(saved: Any, mine: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """The entries in which nested dictionaries differ, by name, with both values.
+
+    Example:
+        >>> differences({"a": {"b": 1}}, {"a": {"b": 2}})
+        {'a.b': (1, 2)}
+    """
     if isinstance(saved, dict) and isinstance(mine, dict):
         names = [*saved, *(key for key in mine if key not in saved)]
-        found = [_differences(saved.get(key), mine.get(key), f"{name}.{key}" if name else key) for key in names]
-        return [difference for part in found for difference in part][:6]
-    return [] if saved == mine else [f"{name} was {_short(saved)}, is {_short(mine)}"]
+        parts = [differences(saved.get(key), mine.get(key), f"{name}.{key}" if name else key) for key in names]
+        return {key: pair for part in parts for key, pair in part.items()}
+    return {} if saved == mine else {name: (saved, mine)}
 
 
 def _short(value: Any) -> str:

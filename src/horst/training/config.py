@@ -20,7 +20,7 @@ class LoopConfig:
         compile: ``"on"`` compiles forward pass and loss into one; ``"max-autotune"`` also times kernels to choose from;
             ``"auto"`` compiles on a GPU.
         accumulate: Number of parts of each process's batch, computed one after the other: less memory, the same
-            gradient.
+            gradient, for losses that are a mean (SquareHead is a ratio of means).
         clip_norm: Gradient-norm limit; None disables clipping.
         ema_decay: Decay of an average of the weights, evaluated beside them; None keeps no average.
         eval_every: Interval between evaluations; None evaluates at the end only.

@@ -206,12 +206,18 @@ class Run:
             self._record_event(event)
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Add the gradients of the batch, part by part, and average them over the ranks; the loss."""
+        """Add the gradients of the batch, part by part, and average them over the ranks; the loss.
+
+        A part weighs as much as it has terms, so that the result is the mean over all terms of all ranks.
+        """
         parts, total = self.config.accumulate, torch.zeros_like(self.loss_sum)
-        pieces = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
-        for i, (x, y) in enumerate(pieces, 1):
-            with self.loss.gradients_reduced(i == parts):
-                loss = self.loss(x, y) / parts
+        pieces = list(zip(inputs.chunk(parts), targets.chunk(parts), strict=True))
+        counts = torch.stack([self.task.count(x, y) for x, y in pieces])
+        of_all = sum_over_ranks(counts.sum())
+        weights = torch.where(of_all > 0, world_size() * counts / of_all, 1 / parts)
+        for i, (x, y) in enumerate(pieces):
+            with self.loss.gradients_reduced(i + 1 == parts):
+                loss = self.loss(x, y) * weights[i]
                 loss.backward()
             total += loss.detach()
         return total

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from horst.training.config import LoopConfig
 from horst.training.distributed import is_sharded, world_size
-from horst.training.evaluate import Precision, autocast
+from horst.training.evaluate import IGNORED, Precision, autocast
 
 
 class BatchSource(Protocol):
@@ -26,17 +26,31 @@ class BatchSource(Protocol):
         ...
 
 
+def count_targets(inputs: Tensor, targets: Tensor) -> Tensor:
+    """The number of targets, of classes and tokens those that are not -100.
+
+    Example:
+        >>> count_targets(torch.zeros(2), torch.tensor([[1, 2], [3, -100]]))
+        tensor(3)
+    """
+    if targets.is_floating_point():
+        return torch.full((), targets.numel(), device=targets.device)
+    return (targets != IGNORED).sum()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A model, its loss, its data and how it is judged.
 
     Args:
         model: Model on its device and, where wanted, sharded (:func:`horst.training.distributed.parallelize`).
-        loss: Function ``loss(model, inputs, targets)``: the mean over the rows given.
+        loss: Function ``loss(model, inputs, targets)``: a mean over the rows given, or over their targets.
         train: Training batches.
         evaluate: Function ``evaluate(model)``: named numbers, the same on every rank, as those of
             :mod:`horst.training.evaluate`. Called in evaluation mode, with the plain model (not compiled, not
             wrapped by DDP).
+        count: Function ``count(inputs, targets)``: how many terms ``loss`` is the mean of, as a tensor. By it the
+            parts of a batch are weighted, on all ranks. Targets of -100 do not count by default.
         unit: Unit of the throughput, ``"tokens"`` or ``"images"``.
         units_per_row: Units per row of a batch: the context length of a language model.
         identity: Further settings that make the run the same, as JSON: data, seed, recipe. A checkpoint with another
@@ -47,6 +61,7 @@ class Task:
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor]
     train: BatchSource
     evaluate: Callable[[nn.Module], Mapping[str, float]]
+    count: Callable[[Tensor, Tensor], Tensor] = count_targets
     unit: str = "images"
     units_per_row: int = 1
     identity: Mapping[str, Any] = field(default_factory=dict)
