@@ -104,7 +104,7 @@ class Sparsifier(abc.ABC):
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
-        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.optimizers = optimizer_hooks.unwrapped(optimizer)
         optimizer_hooks.refuse_a_second(self.optimizers)
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
