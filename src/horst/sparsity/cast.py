@@ -70,8 +70,11 @@ class CAST(DenseUntilEnd):
         schedule = Refresh(every, end=_steps_of(optimizers, steps))
         options.setdefault("pattern", "2:4" if sparsity is None else None)
         super().__init__(model, optimizers, sparsity=sparsity, schedule=schedule, distribution=distribution, **options)
-        self._handles += [_EndOfPull(opt, [layer.param for layer in self._layers_of(opt)]) for opt in optimizers]
         self._start()
+
+    def _add_hooks(self) -> None:
+        super()._add_hooks()
+        self._handles += [_EndOfPull(opt, [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
 
     def _begin(self) -> None:
         self._choose_again()

@@ -123,18 +123,18 @@ class Sparsifier(abc.ABC):
         self._removed = {layer.name: 0 for layer in self.layers}  # how many, over all ranks
         self._draws, self._warned = 0, False  # the second: of weights that are not finite
         self._resume_from = state_dict
-        self._tell_optimizers()  # masks may have been set by hand
-        self._order = optimizer_hooks.StepOrder(self.optimizers)
-        self._handles: list[Any] = [*self._order.handles, *(self._hook_gradient(layer) for layer in self.layers)]
 
     def _start(self) -> None:
-        """End of a method's constructor: make the first masks, or take them from the given state."""
+        """End of a method's constructor, after its checks: hooks, and the first masks, made or from the given state."""
         # What close() does, also for a sparsifier that is dropped. It holds the optimizers weakly: the hooks of
         # keep_zeros hold the sparsifier, and the two would never be freed.
         owned = [(weakref.ref(opt), [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
+        self._handles: list[Any] = []
         self._release = weakref.finalize(self, optimizer_hooks.release, self._handles, owned)
         self._release.atexit = False
         try:
+            self._tell_optimizers()  # masks may have been set by hand
+            self._add_hooks()
             if self._resume_from is None:
                 with torch.no_grad():
                     self._begin()
@@ -148,6 +148,12 @@ class Sparsifier(abc.ABC):
         optimizer_hooks.note(self)
 
     # --- what a method says -------------------------------------------------------------------------------------
+
+    def _add_hooks(self) -> None:
+        """Whatever is to run in backward passes and updates; a method adds its own to ``self._handles``."""
+        self._order = optimizer_hooks.StepOrder(self.optimizers)
+        self._handles += self._order.handles
+        self._handles += (optimizer_hooks.after_backward(layer, self._mask_gradient) for layer in self.layers)
 
     @abc.abstractmethod
     def _begin(self) -> None:
@@ -350,15 +356,6 @@ class Sparsifier(abc.ABC):
             )
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def _hook_gradient(self, layer: Layer) -> Any:
-        engine = weakref.ref(self)  # a sparsifier that is gone masks nothing
-
-        def hook(_: Tensor) -> None:
-            if (sparsifier := engine()) is not None:
-                sparsifier._mask_gradient(layer)
-
-        return layer.param.register_post_accumulate_grad_hook(hook)
 
     def _mask_gradient(self, layer: Layer) -> None:
         self._order.on_gradient()

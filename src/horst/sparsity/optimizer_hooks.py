@@ -1,4 +1,4 @@
-"""A sparsifier's ties to optimizers: code before and after each update, and one open sparsifier per optimizer.
+"""A sparsifier's hooks: code after each backward pass, before and after each update; one sparsifier per optimizer.
 
 Under ``torch.compile(optimizer.step)`` the code runs outside of the graph: masks are changed by counting and selecting,
 which reads numbers back.
@@ -47,6 +47,17 @@ def _inside(optimizer: Optimizer) -> Optimizer:
 
 def _has_hooks(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "_optimizer_step_post_hooks")
+
+
+def after_backward(layer: Layer, action: Callable[[Layer], None]) -> Any:
+    """Run ``action(layer)`` when its gradient has been added to; otherwise as :func:`before_update`."""
+    method = weakref.WeakMethod(action)
+
+    def hook(_: Tensor) -> None:
+        if (alive := method()) is not None:
+            alive(layer)
+
+    return layer.param.register_post_accumulate_grad_hook(hook)
 
 
 def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> Any:
