@@ -34,12 +34,12 @@ from torch.optim import Optimizer
 
 from horst.parameters.kinds import clean_name
 from horst.parameters.sharding import as_shard_of, local_shard, part_of, random_scores
-from horst.sparsity import copies, optimizer_hooks, saved_state
+from horst.sparsity import model_copies, optimizer_hooks, saved_state
 from horst.sparsity.choice import Chooser
-from horst.sparsity.copies import BestModels
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Pattern, check_replicas, mask_hash, parse_pattern
+from horst.sparsity.model_copies import BestModels
 from horst.sparsity.selection import warn_of_non_finite
 from horst.sparsity.state_policy import StatePolicy
 
@@ -115,7 +115,7 @@ class Sparsifier(abc.ABC):
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
         self._owner = optimizer_hooks.find_owners(self.optimizers, self.layers)
-        self._names = copies.names_of(self.layers, model)
+        self._names = model_copies.names_of(self.layers, model)
         # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         self._whole: dict[str, Tensor] = {clean_name(name): tensor for name, tensor in named}
@@ -241,17 +241,17 @@ class Sparsifier(abc.ABC):
         The average of a pruned weight fades but is not zero. Masking it here costs one pass at each evaluation
         instead of one at each training step.
         """
-        return copies.masked(model, self._pruned, self._names)
+        return model_copies.masked(model, self._pruned, self._names)
 
     @torch.no_grad()
     def apply_to(self, model: nn.Module) -> None:
         """Zero the pruned weights of another copy of the model for good, as for saving an EMA."""
-        for weight, zeros in copies.matched(model, self._pruned, self._names):
+        for weight, zeros in model_copies.matched(model, self._pruned, self._names):
             weight.masked_fill_(zeros, 0)
 
     def masked_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a model's ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""
-        return copies.masked_state_dict(state_dict, self._pruned, self._names)
+        return model_copies.masked_state_dict(state_dict, self._pruned, self._names)
 
     def record(self, metric: float, model: nn.Module | None = None, *, higher_is_better: bool = True) -> bool:
         """Keep ``model`` (by default the trained one) if it is the best yet of its kind, dense or sparse.
