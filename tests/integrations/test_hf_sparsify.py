@@ -1,6 +1,9 @@
 """The Trainer that makes its model sparse: with transformers' own Trainer and with TRL's."""
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +26,8 @@ from horst.integrations.hf_sparsify import SparsifyMixin, SparsifyTrainer
 from horst.pruning import prune
 from horst.recovery import NotSparse, SparsifyConfig
 from horst.sparsity import find_layers
+
+WORKER = Path(__file__).parent / "hf_sparsify_worker.py"
 
 
 def dataset(rows=32):
@@ -113,15 +118,66 @@ def test_the_loss_is_the_weighted_sum_of_both_terms(tmp_path):
     )  # transformers computes its part in float32
 
 
-def test_accumulated_parts_are_one_batch(tmp_path):
+@pytest.mark.parametrize("distill", ["kl", "squarehead"])
+def test_accumulated_parts_are_one_batch(distill, tmp_path):
     weights = []
     for options in ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}):
-        config = SparsifyConfig(sparsity=0.5, method="magnitude")
+        config = SparsifyConfig(sparsity=0.5, method="magnitude", distill=distill)
         trainer = make(tmp_path, model=gpt2().double(), config=config, max_steps=2, **options)
+        if distill == "squarehead":  # a mean of ratios, which is that of the parts only where rows are alike
+            trainer.train_dataset = dataset(1) * 32
         trainer.optimizer_cls_and_kwargs = torch.optim.SGD, {"lr": 0.1}  # Adam would divide rounding by itself
         trainer.train()
         weights.append(trainer.model.transformer.h[1].mlp.c_fc.weight.detach().clone())
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("distill", ["kl", "squarehead"])
+def test_processes_that_average_their_gradients_see_the_loss_of_one(distill, tmp_path, monkeypatch):
+    trainer = make(tmp_path, model=gpt2().double(), config=SparsifyConfig(sparsity=0.5, distill=distill))
+    trainer.model.transformer.h[0].mlp.c_fc.weight.data.mul_(0.5)  # unlike the teacher
+    trainer.model.train()
+    rows = {name: torch.stack([row[name] for row in dataset(4)]) for name in ("input_ids", "labels")}
+    items = rows["labels"][:, 1:].numel()
+    expected = trainer.compute_loss(trainer.model, rows, num_items_in_batch=items)
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    found = trainer.compute_loss(trainer.model, rows, num_items_in_batch=2 * items)  # counted over both
+    torch.testing.assert_close(found, expected)
+
+
+class Watched(Trainer):
+    """Keeps the weights it is to train: DDP would hide that those of the ranks differ."""
+
+    def train(self, **options):
+        self.at_the_start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        return super().train(**options)
+
+
+class WatchedSparsifyTrainer(SparsifyMixin, Watched):
+    pass
+
+
+def train_watched(folder, method, batch_size):
+    config = SparsifyConfig(sparsity=0.5, method=method, samples=8)
+    options = {"max_steps": 3, "per_device_train_batch_size": batch_size}
+    trainer = make(folder, gpt2().double(), config, WatchedSparsifyTrainer, **options)
+    trainer.optimizer_cls_and_kwargs = torch.optim.SGD, {"lr": 0.1}  # Adam would divide rounding by itself
+    trainer.train()
+    return trainer.at_the_start, {name: p.detach() for name, p in trainer.model.named_parameters()}
+
+
+def test_two_processes_prune_alike_and_train_the_run_of_one(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(WORKER), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
+    for method, found in first.items():
+        for mine, others in zip(found, second[method], strict=True):  # before the training, and after it
+            assert all(torch.equal(mine[name], others[name]) for name in mine), method
+    _, expected = train_watched(tmp_path, "magnitude", 8)
+    for name, weight in first["magnitude"][1].items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
 def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path):

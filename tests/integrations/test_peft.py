@@ -119,6 +119,26 @@ def test_what_is_merged_is_what_was_trained_and_its_zeros_are_the_bases(dropout)
     assert not any("horst" in key for key in merged.state_dict())
 
 
+def test_pefts_own_merging_keeps_the_zeros_and_the_outputs():
+    net = pruned_net()
+    model = with_lora(net)
+    keep_zeros(model)
+    expected = model(batch())
+
+    def check(layers):
+        torch.testing.assert_close(model(batch()), expected, rtol=1e-12, atol=1e-12)
+        assert all(torch.equal(layers[name].weight == 0, zeros) for name, zeros in zeros_of(net).items())
+
+    layers = {name: getattr(model.base_model.model, name).get_base_layer() for name in zeros_of(net)}
+    for safe_merge in (False, True):
+        model.merge_adapter(safe_merge=safe_merge)
+        check(layers)
+        model.unmerge_adapter()
+        check(layers)
+    model = model.merge_and_unload()
+    check({name: getattr(model, name) for name in layers})
+
+
 def test_an_adapter_is_saved_as_pefts_own_and_masked_again_after_loading(tmp_path):
     net = pruned_net()
     model = with_lora(net)

@@ -16,6 +16,7 @@ from horst.sparsity import (
     SET,
     SRSTE,
     AtInit,
+    Cubic,
     DropGrow,
     Phases,
     RigL,
@@ -120,6 +121,34 @@ def test_an_unfinished_sparsifier_does_not_block_the_next():
     train(model, optimizer)
     assert zeros(model) == 192
     assert sparsifier.current_sparsity == 0.5
+
+
+REFUSED = {
+    "gmp": lambda m, o: GMP(m, o, sparsity=0.5, schedule=Cubic(0, 4, every=2, initial=0.9)),
+    "imp": lambda m, o: IMP(m, o, sparsity=0.5, schedule=ROUNDS, pattern="2:4"),
+    "rigl": lambda m, o: RigL(m, o, sparsity=0.5, schedule=DROP_GROW, distribution="global", scale_gradients=True),
+    "at-init": lambda m, o: AtInit(m, o, score="synflow", loss=lambda _: None, pattern="2:4"),
+    "srste": lambda m, o: SRSTE(m, o, state_dict={"method": "IMP"}),
+    "admm": lambda m, o: ADMM(m, o, sparsity=0.5, steps=6, state_dict={"method": "IMP"}),
+}
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_a_refused_sparsifier_leaves_nothing_behind(method):
+    model = Tiny()
+    optimizer = adamw(model.parameters())
+    errors = []  # as a notebook keeps the last one, and with it the sparsifier that has no name
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"initial=0.9|pattern|keeps a count|saved by IMP") as error:
+            REFUSED[method](model, optimizer)
+        errors.append(error)
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    sparsifier = Static(model, optimizer, sparsity=0.5)
+    for _ in range(8):  # warnings are errors
+        train(model, optimizer, steps=1)
+        sparsifier.step()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from horst.extras import how_to_install
 from horst.integrations import resolve_schedule
@@ -91,9 +90,8 @@ class SparsityCallback(TrainerCallback):
         if self.sparsifier is not None:  # an earlier run that was broken off: its hooks are still on
             self.sparsifier.close()
         arguments = resolve_schedule(self.arguments, lambda: state.max_steps)
-        optimizer = _unwrap(kwargs["optimizer"])
         restored = self._load(args, state.global_step) if state.global_step > 0 else None
-        self.sparsifier = self.method(kwargs["model"], optimizer, state_dict=restored, **arguments)
+        self.sparsifier = self.method(kwargs["model"], kwargs["optimizer"], state_dict=restored, **arguments)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After the optimizer's step, before saving and evaluation."""
@@ -138,10 +136,3 @@ class SparsityCallback(TrainerCallback):
             f"the run resumes at step {step}, but {folder} holds no sparsifier.pt. Give the checkpoint's folder: "
             "SparsityCallback(..., resume_from=...)."
         )
-
-
-def _unwrap(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside accelerate's wrapper, whose hooks are the ones that run."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer

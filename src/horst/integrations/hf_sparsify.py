@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from horst.extras import how_to_install
@@ -20,7 +21,9 @@ from horst.pruning import prune
 from horst.recovery import NotSparse, SparsifyConfig, check_sparse, kl_divergence, squarehead
 from horst.recovery.check import zeros_of
 from horst.recovery.teacher import copy_as_teacher, prepare_teacher
+from horst.recovery.whole import named_parameters
 from horst.sparsity import Static, find_layers
+from horst.training.distributed import on_rank_0, world_size
 from horst.training.evaluate import IGNORED
 
 try:
@@ -110,14 +113,9 @@ class SparsifyMixin:
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
         """Prune, unless a checkpoint is resumed, then train; see ``Trainer.train``."""
-        trainer: Any = self
         config = self.sparsify_config
         if not resume_from_checkpoint:
-            prune(
-                trainer.model, config.sparsity, method=config.method, pattern=config.pattern, layers=config.layers,
-                include=config.include, exclude=config.exclude, samples=None,
-                data=None if config.method == "magnitude" else self._calibration(), distribution=config.distribution,
-            )  # fmt: skip
+            self._prune()
         else:  # True is the last one in output_dir, where the callback looks by itself
             is_path = isinstance(resume_from_checkpoint, (str, Path))
             self._kept.resume_from = resume_from_checkpoint if is_path else None
@@ -126,6 +124,22 @@ class SparsifyMixin:
         assert sparsifier is not None
         check_sparse(sparsifier.layers, sparsifier.masks, config.units, config.final_sparsity, config.distribution)
         return found
+
+    def _prune(self) -> None:
+        """Rank 0 prunes for all: calibrated on batches of their own, the ranks would end in different masks."""
+        trainer: Any = self
+        config = self.sparsify_config
+        # On every rank, since a loader of accelerate waits for those of the others.
+        data = None if config.method == "magnitude" else self._calibration()
+        report = on_rank_0(lambda: prune(
+            trainer.model, config.sparsity, method=config.method, pattern=config.pattern, layers=config.layers,
+            include=config.include, exclude=config.exclude, samples=None, data=data, distribution=config.distribution,
+        ))  # fmt: skip
+        weights = named_parameters(trainer.model)
+        for layer in report.layers if world_size() > 1 else ():
+            sent = weights[layer.name].detach().to(trainer.args.device)  # NCCL takes no tensor of the host
+            dist.broadcast(sent, src=0)
+            weights[layer.name].data.copy_(sent)
 
     def _calibration(self) -> list[dict[str, Tensor]]:
         """Training batches with about as many rows as asked for, without their labels."""
@@ -171,11 +185,17 @@ class SparsifyMixin:
         with torch.no_grad():
             self.teacher.to(next(iter(_inputs(inputs).values())).device)
             dense = self.teacher(**_inputs(inputs), **wants)
+        trainer: Any = self
         if self.distill == "squarehead":
-            return squarehead(student.hidden_states[1:], dense.hidden_states[1:], inputs.get("attention_mask"))
+            mask = inputs.get("attention_mask")
+            distance = squarehead(student.hidden_states[1:], dense.hidden_states[1:], mask)
+            return distance if items is None else distance / _parts(trainer)
         mask = _scored(student.logits, labels, self.teacher)
         distance = kl_divergence(student.logits, dense.logits, self.sparsify_config.temperature, mask)
-        return distance if items is None else distance * mask.sum() / items  # one of several parts of a step
+        if items is None:
+            return distance
+        # items counts those of all parts and processes, over which the gradients are then averaged
+        return distance * mask.sum() / items * _processes(trainer)
 
 
 class _Kept(SparsityCallback):
@@ -235,6 +255,20 @@ def _asked(config: SparsifyConfig) -> str:
 
 class SparsifyTrainer(SparsifyMixin, Trainer):  # type: ignore[misc]
     """``transformers.Trainer`` with :class:`SparsifyMixin`; see there."""
+
+
+def _parts(trainer: Any) -> int:
+    """The parts of this step, whose losses the Trainer adds up where it gives ``num_items_in_batch``."""
+    parts: int = getattr(trainer, "current_gradient_accumulation_steps", trainer.args.gradient_accumulation_steps)
+    return parts
+
+
+def _processes(trainer: Any) -> int:
+    """How many processes see batches of their own, of those over which ``num_items_in_batch`` counts."""
+    if not trainer.args.average_tokens_across_devices:
+        return 1
+    size: int = trainer.accelerator.num_processes // getattr(trainer, "get_tp_size", lambda: 1)()
+    return size
 
 
 def _inputs(batch: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def keep_zeros(model: PeftModel) -> None:
     """Mask every LoRA update of ``model`` by the zeros of its base weight, from now on.
 
     Adapters are trained, saved and loaded as before; call this again after loading. Costs one more dense product with
-    the weight in each forward pass. Merge with :func:`merge_and_unload`.
+    the weight in each forward pass. PEFT's own ways to merge keep the zeros too.
 
     Args:
         model: A model with LoRA on linear layers (``nn.Linear``, or the ``Conv1D`` of Hugging Face's GPT-2).
@@ -57,22 +57,18 @@ def keep_zeros(model: PeftModel) -> None:
         if "horst_kept" not in layer._buffers:
             # a buffer moves with the model; not persistent, so that saved adapters stay peft's own
             layer.register_buffer("horst_kept", layer.get_base_layer().weight != 0, persistent=False)
+            layer.get_delta_weight = functools.partial(_masked_update, layer, layer.get_delta_weight)  # what is merged
             layer.forward = functools.partial(_forward, layer, layer.forward)
 
 
-@torch.no_grad()
 def merge_and_unload(model: PeftModel) -> nn.Module:
-    """The base model with the adapters added, each masked weight with its zeros as before.
+    """``model.merge_and_unload()``, which is refused where no adapter is masked.
 
     Example: see :func:`keep_zeros`.
     """
-    layers = [layer for layer in _lora_layers(model) if hasattr(layer, "horst_kept")]
-    masked = [(layer.get_base_layer(), layer.horst_kept) for layer in layers]
-    if not masked:
+    if not any(hasattr(layer, "horst_kept") for layer in _lora_layers(model)):
         raise ValueError("no adapter is masked. Call horst.integrations.peft.keep_zeros(model) before training it.")
     merged: nn.Module = model.merge_and_unload()
-    for base, kept in masked:
-        base.weight.masked_fill_(~kept, 0)
     return merged
 
 
@@ -91,6 +87,11 @@ def _lora_layers(model: nn.Module) -> list[Any]:
     return list(layers.values())
 
 
+def _masked_update(layer: Any, original: Callable[..., Tensor], adapter: str) -> Tensor:
+    """What an adapter adds to the base weight, shaped like it."""
+    return torch.where(layer.horst_kept, original(adapter), 0)
+
+
 def _forward(layer: Any, original: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The layer's forward pass with each active update masked."""
     if kwargs.get("adapter_names") is not None:
@@ -100,7 +101,7 @@ def _forward(layer: Any, original: Callable[..., Tensor], x: Tensor, *args: Any,
     result: Tensor = layer.base_layer(x)
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
-            weight = layer.get_delta_weight(adapter) * layer.horst_kept  # shaped like the base weight
+            weight = layer.get_delta_weight(adapter)
             if not layer.fan_in_fan_out:
                 weight = weight.T
             result = result + (layer.lora_dropout[adapter](x.to(weight.dtype)) @ weight).to(result.dtype)

@@ -104,8 +104,11 @@ class ADMM(DenseUntilEnd):
         self._sum: dict[str, Tensor] = {}
         self._updated: set[int] = set()  # ids of the optimizers that have taken a step
         self._has_ascended = False
-        self._handles += [before_update(opt, self._before_update) for opt in self.optimizers]
         self._start()
+
+    def _add_hooks(self) -> None:
+        self._handles += (before_update(opt, self._before_update) for opt in self.optimizers)
+        super()._add_hooks()
 
     @property
     def wants_ascent(self) -> bool:

@@ -78,7 +78,7 @@ class AtInit(ScalesGradients):
         if score == "synflow":
             self._require_units()
         self.score, self.rounds, self._loss = score, rounds, loss
-        self._scale_gradients(scale_gradients)
+        self.scale_gradients = scale_gradients
         self._start()
 
     def _begin(self) -> None:

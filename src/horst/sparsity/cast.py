@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 from horst.sparsity.controller import Event, Options
 from horst.sparsity.dense_until_end import DenseUntilEnd
 from horst.sparsity.distributions import Distribution
+from horst.sparsity.optimizer_hooks import unwrapped
 from horst.sparsity.schedules import Refresh
 
 
@@ -65,12 +66,15 @@ class CAST(DenseUntilEnd):
         distribution: Distribution = "uniform",
         **options: Unpack[Options],
     ) -> None:
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = unwrapped(optimizer)
         schedule = Refresh(every, end=_steps_of(optimizers, steps))
         options.setdefault("pattern", "2:4" if sparsity is None else None)
         super().__init__(model, optimizers, sparsity=sparsity, schedule=schedule, distribution=distribution, **options)
-        self._handles += [_EndOfPull(opt, [layer.param for layer in self._layers_of(opt)]) for opt in optimizers]
         self._start()
+
+    def _add_hooks(self) -> None:
+        super()._add_hooks()
+        self._handles += [_EndOfPull(opt, [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
 
     def _begin(self) -> None:
         self._choose_again()

@@ -34,12 +34,12 @@ from torch.optim import Optimizer
 
 from horst.parameters.kinds import clean_name
 from horst.parameters.sharding import as_shard_of, local_shard, part_of, random_scores
-from horst.sparsity import copies, optimizer_hooks, saved_state
+from horst.sparsity import model_copies, optimizer_hooks, saved_state
 from horst.sparsity.choice import Chooser
-from horst.sparsity.copies import BestModels
 from horst.sparsity.distributions import Distribution
 from horst.sparsity.layers import Layer, Preset, find_layers, summary_table
 from horst.sparsity.masks import NM, Pattern, check_replicas, mask_hash, parse_pattern
+from horst.sparsity.model_copies import BestModels
 from horst.sparsity.selection import warn_of_non_finite
 from horst.sparsity.state_policy import StatePolicy
 
@@ -104,7 +104,7 @@ class Sparsifier(abc.ABC):
         state_dict: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
-        self.optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.optimizers = optimizer_hooks.unwrapped(optimizer)
         optimizer_hooks.refuse_a_second(self.optimizers)
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
@@ -115,7 +115,7 @@ class Sparsifier(abc.ABC):
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
         self._owner = optimizer_hooks.find_owners(self.optimizers, self.layers)
-        self._names = copies.names_of(self.layers, model)
+        self._names = model_copies.names_of(self.layers, model)
         # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.
         named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
         self._whole: dict[str, Tensor] = {clean_name(name): tensor for name, tensor in named}
@@ -123,18 +123,18 @@ class Sparsifier(abc.ABC):
         self._removed = {layer.name: 0 for layer in self.layers}  # how many, over all ranks
         self._draws, self._warned = 0, False  # the second: of weights that are not finite
         self._resume_from = state_dict
-        self._tell_optimizers()  # masks may have been set by hand
-        self._order = optimizer_hooks.StepOrder(self.optimizers)
-        self._handles: list[Any] = [*self._order.handles, *(self._hook_gradient(layer) for layer in self.layers)]
 
     def _start(self) -> None:
-        """End of a method's constructor: make the first masks, or take them from the given state."""
+        """End of a method's constructor, after its checks: hooks, and the first masks, made or from the given state."""
         # What close() does, also for a sparsifier that is dropped. It holds the optimizers weakly: the hooks of
         # keep_zeros hold the sparsifier, and the two would never be freed.
         owned = [(weakref.ref(opt), [layer.param for layer in self._layers_of(opt)]) for opt in self.optimizers]
+        self._handles: list[Any] = []
         self._release = weakref.finalize(self, optimizer_hooks.release, self._handles, owned)
         self._release.atexit = False
         try:
+            self._tell_optimizers()  # masks may have been set by hand
+            self._add_hooks()
             if self._resume_from is None:
                 with torch.no_grad():
                     self._begin()
@@ -148,6 +148,12 @@ class Sparsifier(abc.ABC):
         optimizer_hooks.note(self)
 
     # --- what a method says -------------------------------------------------------------------------------------
+
+    def _add_hooks(self) -> None:
+        """Whatever is to run in backward passes and updates; a method adds its own to ``self._handles``."""
+        self._order = optimizer_hooks.StepOrder(self.optimizers)
+        self._handles += self._order.handles
+        self._handles += (optimizer_hooks.after_backward(layer, self._mask_gradient) for layer in self.layers)
 
     @abc.abstractmethod
     def _begin(self) -> None:
@@ -235,17 +241,17 @@ class Sparsifier(abc.ABC):
         The average of a pruned weight fades but is not zero. Masking it here costs one pass at each evaluation
         instead of one at each training step.
         """
-        return copies.masked(model, self._pruned, self._names)
+        return model_copies.masked(model, self._pruned, self._names)
 
     @torch.no_grad()
     def apply_to(self, model: nn.Module) -> None:
         """Zero the pruned weights of another copy of the model for good, as for saving an EMA."""
-        for weight, zeros in copies.matched(model, self._pruned, self._names):
+        for weight, zeros in model_copies.matched(model, self._pruned, self._names):
             weight.masked_fill_(zeros, 0)
 
     def masked_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a model's ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""
-        return copies.masked_state_dict(state_dict, self._pruned, self._names)
+        return model_copies.masked_state_dict(state_dict, self._pruned, self._names)
 
     def record(self, metric: float, model: nn.Module | None = None, *, higher_is_better: bool = True) -> bool:
         """Keep ``model`` (by default the trained one) if it is the best yet of its kind, dense or sparse.
@@ -350,15 +356,6 @@ class Sparsifier(abc.ABC):
             )
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def _hook_gradient(self, layer: Layer) -> Any:
-        engine = weakref.ref(self)  # a sparsifier that is gone masks nothing
-
-        def hook(_: Tensor) -> None:
-            if (sparsifier := engine()) is not None:
-                sparsifier._mask_gradient(layer)
-
-        return layer.param.register_post_accumulate_grad_hook(hook)
 
     def _mask_gradient(self, layer: Layer) -> None:
         self._order.on_gradient()

@@ -36,14 +36,12 @@ class ScalesGradients(Sparsifier, abc.ABC):
 
     scale_gradients = False
 
-    def _scale_gradients(self, wanted: bool) -> None:
-        """End of a method's constructor, after its own hooks, which see the true gradients."""
-        self.scale_gradients = wanted
+    def _add_hooks(self) -> None:
         self._row_factors: dict[str, Tensor] = {}  # by layer, shaped to multiply its local gradient
         self._unscaled: dict[str, Tensor] = {}  # by layer, the gradient to put back after the update
-        if wanted:
-            for optimizer in self.optimizers:
-                self._handles += [before_update(optimizer, self._scale), after_update(optimizer, self._unscale)]
+        for optimizer in self.optimizers if self.scale_gradients else ():
+            self._handles += [before_update(optimizer, self._scale), after_update(optimizer, self._unscale)]
+        super()._add_hooks()
 
     def _masks_changed(self) -> None:
         super()._masks_changed()

@@ -1,4 +1,4 @@
-"""A sparsifier's ties to optimizers: code before and after each update, and one open sparsifier per optimizer.
+"""A sparsifier's hooks: code after each backward pass, before and after each update; one sparsifier per optimizer.
 
 Under ``torch.compile(optimizer.step)`` the code runs outside of the graph: masks are changed by counting and selecting,
 which reads numbers back.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,38 @@ _TOO_MANY = 3  # updates in a row without sparsifier.step() before the next back
 
 # By optimizer, the last sparsifier built on it: two at once would silently zero what the other keeps.
 _latest: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
+
+
+def unwrapped(optimizer: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
+    """The optimizers whose hooks run: accelerate's wrapper has none, the optimizer inside it has.
+
+    Example:
+        >>> sgd = torch.optim.SGD([torch.zeros(1)])
+        >>> unwrapped(sgd) == unwrapped([sgd]) == [sgd]
+        True
+    """
+    return [_inside(opt) for opt in (optimizer if isinstance(optimizer, Iterable) else [optimizer])]
+
+
+def _inside(optimizer: Optimizer) -> Optimizer:
+    while not _has_hooks(optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    return hasattr(optimizer, "_optimizer_step_post_hooks")
+
+
+def after_backward(layer: Layer, action: Callable[[Layer], None]) -> Any:
+    """Run ``action(layer)`` when its gradient has been added to; otherwise as :func:`before_update`."""
+    method = weakref.WeakMethod(action)
+
+    def hook(_: Tensor) -> None:
+        if (alive := method()) is not None:
+            alive(layer)
+
+    return layer.param.register_post_accumulate_grad_hook(hook)
 
 
 def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> Any:
@@ -86,9 +118,7 @@ class StepOrder:
         self._count, self._updated, self._missed, self._steps = len(optimizers), set[int](), 0, 0
         self.handles: list[Any] = []
         for i, optimizer in enumerate(optimizers):
-            if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # accelerate's wrapper, which has no hooks
-                optimizer = getattr(optimizer, "optimizer", optimizer)
-            if hasattr(optimizer, "_optimizer_step_post_hooks"):
+            if _has_hooks(optimizer):
                 self.handles.append(optimizer.register_step_post_hook(functools.partial(self._on_update, i)))
 
     def on_step(self) -> None:

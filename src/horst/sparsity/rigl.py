@@ -64,10 +64,13 @@ class Exchange(ScalesGradients, abc.ABC):
         self._due: set[int] = set()  # indices of optimizers whose next step is an exchange
         self._exchanged = False
         self._hidden: dict[nn.Parameter, Tensor] = {}  # gradients not shown to the optimizer
-        for opt in self.optimizers:
-            self._handles += [before_update(opt, self._before_update), after_update(opt, self._after_update)]
-        self._scale_gradients(scale_gradients)
+        self.scale_gradients = scale_gradients
         self._start()
+
+    def _add_hooks(self) -> None:
+        for opt in self.optimizers:  # before those that scale: growth is by the true gradients
+            self._handles += [before_update(opt, self._before_update), after_update(opt, self._after_update)]
+        super()._add_hooks()
 
     @abc.abstractmethod
     def _growth_scores(self, layer: Layer) -> Tensor | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from horst.sparsity.copies import Best, BestModels
 from horst.sparsity.masks import load_bits, save_bits
+from horst.sparsity.model_copies import Best, BestModels
 
 if TYPE_CHECKING:
     from horst.sparsity.controller import Sparsifier

@@ -72,8 +72,11 @@ class SRSTE(Sparsifier):
         self.decay, self.every = decay, every
         self._dense: dict[str, Tensor] = {}
         self._swapped = set(range(len(self.optimizers)))  # indices of optimizers whose parameters hold dense weights
-        self._handles += [before_update(opt, self._before_update) for opt in self.optimizers]
         self._start()
+
+    def _add_hooks(self) -> None:
+        self._handles += (before_update(opt, self._before_update) for opt in self.optimizers)
+        super()._add_hooks()
 
     def _begin(self) -> None:
         self._on_step()

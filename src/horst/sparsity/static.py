@@ -63,7 +63,7 @@ class Static(ScalesGradients):
         )
         self._by_magnitude = by_magnitude
         self._given = masks
-        self._scale_gradients(scale_gradients)
+        self.scale_gradients = scale_gradients
         self._start()
 
     def _begin(self) -> None:
