@@ -228,9 +228,29 @@ def test_settings_that_the_trainer_decides_are_refused(setting, value, instead, 
         make(tmp_path, config=config)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "optim", "expected"),
+    [("horst", None, "MatrixHORST"), ("adamw", None, "AdamW"), ("horst", "sgd", "SGD")],
+)
+def test_the_optimizer_is_horst_unless_another_is_asked_for(optimizer, optim, expected, tmp_path):
+    arguments = {} if optim is None else {"optim": optim}
+    trainer = make(tmp_path, config=SparsifyConfig(sparsity=0.5, samples=8, optimizer=optimizer), **arguments)
+    trainer.optimizer_cls_and_kwargs = None  # the helper of these tests gives one
+    trainer.create_optimizer()
+    assert type(trainer.optimizer).__name__ == expected
+    assert trainer.optimizer.param_groups[0]["lr"] == trainer.args.learning_rate
+
+
+def test_an_optimizer_that_was_given_stays(tmp_path):
+    trainer = make(tmp_path)
+    trainer.optimizer_cls_and_kwargs = torch.optim.SGD, {"lr": 0.1}
+    trainer.create_optimizer()
+    assert type(trainer.optimizer) is torch.optim.SGD
+
+
 def test_every_setting_acts_in_a_trainer_or_is_refused():
     acting = {"sparsity", "pattern", "method", "distill", "label_weight", "distill_weight", "temperature"}
-    acting |= {"layers", "include", "exclude", "samples", "distribution"}
+    acting |= {"layers", "include", "exclude", "samples", "distribution", "optimizer"}
     assert acting | set(hf_sparsify._NOT_HERE) == {field.name for field in dataclasses.fields(SparsifyConfig)}
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from horst.extras import how_to_install
 from horst.files import read_json, write_json
-from horst.integrations.hf import SparsityCallback
+from horst.integrations.hf import SparsityCallback, horst
 from horst.pruning import prune
 from horst.recovery import NotSparse, SparsifyConfig, check_sparse, kl_divergence, squarehead
 from horst.recovery.check import zeros_of
@@ -43,7 +44,6 @@ _NOT_HERE = {
     "steps": "use TrainingArguments.max_steps",
     "tokens": "use TrainingArguments.max_steps",
     "batch_size": "use TrainingArguments.per_device_train_batch_size",
-    "optimizer": "use TrainingArguments.optim or pass optimizers=(...)",
     "lr": "use TrainingArguments.learning_rate",
     "betas": "use TrainingArguments.adam_beta1 and adam_beta2",
     "weight_decay": "use TrainingArguments.weight_decay",
@@ -65,12 +65,13 @@ class SparsifyMixin:
     ``train()`` prunes the model as it is then, calibrated on training batches, and keeps the zeros in every step. The
     loss is the Trainer's own times ``label_weight``, plus ``distill_weight`` times the distance to the dense model, of
     which a copy is made here (in bfloat16 on a GPU). Evaluation shows the Trainer's own loss. After the training the
-    zeros are counted, and too few are an error. Optimizer, schedule, batches and precision are the Trainer's. A Trainer
-    whose model gives no logits while it trains, as TRL's with a fused head, costs one more forward pass.
+    zeros are counted, and too few are an error. Schedule, batches and precision are the Trainer's. The optimizer is
+    HORST, unless the Trainer is given one, or ``sparsify.optimizer`` is ``"adamw"``, or ``TrainingArguments.optim`` is
+    set. A Trainer whose model gives no logits while it trains, as TRL's with a fused head, costs one more forward pass.
 
     Args:
-        sparsify: Settings: ``sparsity`` or ``pattern``, ``method``, ``layers``, ``distill`` and its weights. Those that
-            the Trainer decides must have their defaults.
+        sparsify: Settings: ``sparsity`` or ``pattern``, ``method``, ``layers``, ``optimizer``, ``distill`` and its
+            weights. Those that the Trainer decides must have their defaults.
         teacher: Model to learn from; None is a copy of the dense model.
 
     Example:
@@ -124,6 +125,15 @@ class SparsifyMixin:
         assert sparsifier is not None
         check_sparse(sparsifier.layers, sparsifier.masks, config.units, config.final_sparsity, config.distribution)
         return found
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """HORST at the Trainer's rates, where nothing else was asked for; see ``Trainer.create_optimizer``."""
+        trainer: Any = self
+        default = next(field.default for field in dataclasses.fields(trainer.args) if field.name == "optim")
+        is_given = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
+        if self.sparsify_config.optimizer == "horst" and not is_given and trainer.args.optim == default:
+            trainer.optimizer_cls_and_kwargs = horst(trainer.args)
+        return super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
 
     def _prune(self) -> None:
         """Rank 0 prunes for all: calibrated on batches of their own, the ranks would end in different masks."""
