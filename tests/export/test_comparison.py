@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from horst.cli.export_report import best_first
@@ -57,7 +58,7 @@ def test_notes_say_what_does_not_get_faster(monkeypatch):
     assert set(seen) == {(12,)}  # the tokens of the example
     text = result.markdown()
     assert "| dense | 0.53 MB | 1.000 | 0.53 MB | 1.000 | 2000.000 | 1.00 | 0.0e+00 |" in text
-    assert "- sparse-linear is not faster than dense here: 1.00 times." in text
+    assert "- sparse-linear is not faster than dense for these inputs in one call: 1.00 times." in text
     assert "- sparse-linear runs 2 layers with 100% of the parameters sparse" in text
     assert "Loaded, the model is dense again: same memory, same time." in text
 
@@ -145,6 +146,16 @@ def test_rounded_files_are_measured_as_loaded(values):
     assert rounded["file_bytes"] < exact["file_bytes"]
     assert rounded["max_error"] > 0
     assert rounded["milliseconds"] is None
+
+
+def test_a_file_whose_head_is_rounded_too_is_smaller():
+    config = transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=256, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    names = ("sparse-safetensors-int8", "sparse-safetensors-int8-int8-head")
+    result = compare(model, {"input_ids": torch.zeros(1, 8, dtype=torch.long)}, forms=names, seconds=0.01)
+    _, matrices, both = result.rows
+    assert both["file_bytes"] < matrices["file_bytes"]
+    assert both["max_error"] > matrices["max_error"] > 0
 
 
 def test_generation_needs_a_model_that_generates():

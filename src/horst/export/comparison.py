@@ -137,7 +137,7 @@ def compare(
     where = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     first = f"Measured on {where.type} with {torch.get_num_threads()} threads, torch {torch.__version__}."
     slow = [
-        f"{row['form']} is not faster than dense here: {row['speedup']:.2f} times."
+        f"{row['form']} is not faster than dense for these inputs in one call: {row['speedup']:.2f} times."
         for row in rows
         if row["form"] != "dense" and row["speedup"] is not None and row["speedup"] < 1.05
     ]

@@ -97,8 +97,8 @@ def _sparse_file(model: nn.Module, use: Use) -> Built:
     return Built(size, byte_size(model), model, None, timed=False, notes=[note])
 
 
-def _rounded_file(model: nn.Module, use: Use, *, values: str) -> Built:
-    path = save_sparse(model, use.folder / f"{values}.safetensors", values=values)
+def _rounded_file(model: nn.Module, use: Use, *, values: str, head_values: str | None = None) -> Built:
+    path = save_sparse(model, use.folder / "rounded.safetensors", values=values, head_values=head_values)
     loaded = copy.deepcopy(model)
     load_sparse(path, loaded)
     return Built(path.stat().st_size, byte_size(loaded), loaded, caller(loaded, use.call), timed=False)
@@ -165,6 +165,13 @@ FORMS: Mapping[str, Form] = {
             f"sparse file, values in {values}", functools.partial(_rounded_file, values=values)
         )
         for values in ("bfloat16", "int8", "int4")
+    },
+    **{
+        f"sparse-safetensors-{values}-int8-head": Form(
+            f"sparse file, values in {values}, embeddings and head in int8",
+            functools.partial(_rounded_file, values=values, head_values="int8"),
+        )
+        for values in ("int8", "int4")
     },
     "sparse-linear": Form("sparse layers", _sparse_linear),
     "sparse-linear-int8-head": Form("sparse layers, int8 head", functools.partial(_sparse_linear, int8_head=True)),
