@@ -303,19 +303,6 @@ def test_states_from_before_the_option_load():
         assert asked.param_groups[0]["l1"] == 0.3
 
 
-@pytest.mark.parametrize(("cls", "option"), [(HORST, "l1"), (HORST, "max_step"), (HAM, "max_step")])
-def test_a_pickle_from_before_an_option_steps(cls, option):
-    (p,) = weights_like([(4, 2)])
-    optimizer = cls([p])
-    del optimizer.defaults[option], optimizer.param_groups[0][option]
-    old = pickle.loads(pickle.dumps(optimizer))
-    (q,) = old.param_groups[0]["params"]
-    q.grad = torch.ones_like(q)
-    old.step()
-    assert old.param_groups[0][option] == {"l1": 0.0, "max_step": None}[option]
-    old.add_param_group({"params": weights_like([(3,)])})
-
-
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
 def test_a_compiled_step_shrinks_alike_and_a_tensor_rate_does_not_recompile(backend, device):
     torch._dynamo.reset()

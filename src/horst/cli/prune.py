@@ -30,8 +30,7 @@ class Options:
     model: Path
     """The model: a directory of Hugging Face or timm, or of a finished run."""
     method: Literal["magnitude", "wanda", "sparsegpt"] | None = None
-    """Rule that chooses the weights to remove; by default sparsegpt with --data (wanda for blocks), magnitude without.
-    All but magnitude need --data."""
+    """Rule that chooses the weights to remove; by default sparsegpt with --data (wanda for blocks), else magnitude."""
     sparsity: float | None = None
     """Share of the weights of the pruned layers that become zero: 0.5, not 50. An N:M pattern fixes it."""
     out: Path | None = None
