@@ -178,6 +178,10 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "compare_language": (COMPARE_LANGUAGE, compare_page.comparison),
     "compare_vision": (COMPARE_VISION, compare_page.comparison),
     "compare_muon_l1": (files("compare_muon_l1"), functools.partial(compare_page.comparison, figure=False)),
+    "compare_muon_l1_long": (
+        files("compare_muon_l1_3200_steps"),
+        functools.partial(compare_page.comparison, figure=False),
+    ),
     "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_tables.gpt2_table),
     "whose_gain": (WHOSE_GAIN, gpt2_tables.whose_gain_table),
     "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_tables.gpt2_table),

@@ -20,6 +20,7 @@ VISION_STUDY = (ROOT / "docs/studies/vision.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "results/transformers"
 LANGUAGE = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_language.json"))}
 MUON_L1 = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_muon_l1.json"))}
+MUON_L1_LONG = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_muon_l1_3200_steps.json"))}
 VISION = {e.name: e for e in compare.entries(Result.load(RESULTS / "compare_vision.json"))}
 PRUNED = [("sparsegpt", level) for level in (0.5, 0.6, 0.7, 0.8, 0.9)]
 DENSE, AT_50, AT_60, AT_70, AT_80, AT_90 = compare.DENSE, *PRUNED
@@ -157,6 +158,23 @@ def test_the_mirror_step_adds_nothing_to_muon_with_l1():
         assert ahead("muon-l1", "horst-muon-l1", place, entries=MUON_L1) == 3
         assert ahead("horst-l1", "adamw-l1", place, entries=MUON_L1) == 3
     assert round(MUON_L1["adamw-l1"].mean(AT_70) / MUON_L1["horst-l1"].mean(AT_70), 2) == 1.14  # 12 % less
+
+
+def test_muon_l1_four_times_as_long():
+    text = PAGE.split("#### Four times as long")[1].split("<!-- table:")[0]
+    claims = {
+        DENSE: ["horst-muon-l1", "muon-l1", "adamw-l1", "horst-l1"],
+        AT_70: ["muon-l1", "horst-l1", "adamw-l1"],
+        AT_80: ["muon-l1", "horst-l1", "adamw-l1"],
+    }
+    for place, names in claims.items():
+        for name in names:
+            assert format(MUON_L1_LONG[name].mean(place), ".2f") in text, (name, place)
+    ours = {place: MUON_L1_LONG["muon-l1"].values(place) for place in (AT_70, AT_80)}
+    for place, values in ours.items():
+        for name in MUON_L1_LONG.keys() - {"muon-l1"}:
+            theirs = MUON_L1_LONG[name].values(place)
+            assert all(values[seed] < theirs[seed] for seed in (1, 2)), (name, place)
 
 
 def test_muon_without_l1_dense_and_at_50():
