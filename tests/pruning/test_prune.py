@@ -381,10 +381,11 @@ def test_the_report_adds_up():
     assert all(0 < layer.error < 1 for layer in report.layers)
     assert report.rows()[0].keys() == {"layer", "shape", "weights", "kept", "sparsity", "error"}
     lines = report.summary().splitlines()
-    assert lines[0].split() == ["layer", "shape", "weights", "pruned", "sparsity", "error"]
-    assert lines[1].split()[:5] == ["transformer.h.0.attn.c_attn.weight", "16x48", "768", "384", "50.0000%"]
+    assert lines[0].split() == ["layer", "shape", "weights", "zeros", "share", "error"]
+    assert lines[1].split()[:5] == ["transformer.h.0.attn.c_attn.weight", "16x48", "768", "384", "50.0%"]
     assert float(lines[1].split()[5]) == pytest.approx(report.layers[0].error, rel=1e-3)
-    assert lines[-1].split()[:2] == ["whole", "model"]
+    assert lines[-2].split()[:2] == ["whole", "model"]
+    assert lines[-1].startswith("error: share of the energy")
 
 
 def test_methods_that_do_not_know_the_error_say_none():

@@ -52,10 +52,10 @@ class Report:
         >>> report.sparsity_of_pruned_layers, report.sparsity_of_all_weights
         (0.9, 0.8181818181818182)
         >>> print(report.summary())
-        layer          shape    weights     pruned  sparsity
-        fc.weight      10x10        100         90  90.0000%
-        masked layers               100         90  90.0000%
-        whole model                 110         90  81.8182%
+        layer         shape    weights      zeros   share
+        fc.weight     10x10        100         90   90.0%
+        these layers               100         90   90.0%
+        whole model                110         90   81.8%
     """
 
     method: str
@@ -96,4 +96,6 @@ class Report:
         rows = [(layer.name, layer.shape, layer.weights - layer.kept) for layer in self.layers]
         errors = {layer.name: layer.error for layer in self.layers if layer.error is not None}
         left = [f"left dense in the blocks: {name} ({count} weights)" for name, count in self.left_dense.items()]
+        if errors:
+            left.insert(0, "error: share of the energy of a layer's output that is lost on the calibration data")
         return "\n".join([summary_table(rows, self.model_weights, errors), *left])

@@ -234,27 +234,27 @@ def _shorten(names: Mapping[str, object]) -> str:
 def summary_table(
     rows: Sequence[tuple[str, Sequence[int], int]], model_parameters: int, errors: Mapping[str, float] | None = None
 ) -> str:
-    """A table of ``(name, shape, pruned)``: per layer, over the masked layers, and of the whole model.
+    """A table of ``(name, shape, zeros)``: per layer, over these layers, and of the whole model.
 
     Args:
         rows: Tuples, one per layer.
         model_parameters: Number of parameters of the whole model.
-        errors: Numbers for one more column, by layer.
+        errors: Errors of the layers' outputs, by layer, for one more column.
 
     Example:
         >>> print(summary_table([("fc.weight", (10, 10), 90)], model_parameters=110))
-        layer          shape    weights     pruned  sparsity
-        fc.weight      10x10        100         90  90.0000%
-        masked layers               100         90  90.0000%
-        whole model                 110         90  81.8182%
+        layer         shape    weights      zeros   share
+        fc.weight     10x10        100         90   90.0%
+        these layers               100         90   90.0%
+        whole model                110         90   81.8%
     """
-    sizes = [("x".join(map(str, shape)), name, math.prod(shape), pruned) for name, shape, pruned in rows]
-    width = max(len("masked layers"), *(len(name) for _, name, _, _ in sizes))
+    sizes = [("x".join(map(str, shape)), name, math.prod(shape), zeros) for name, shape, zeros in rows]
+    width = max(len("these layers"), *(len(name) for _, name, _, _ in sizes))
     across = max(7, *(len(shape) + 2 for shape, _, _, _ in sizes))
-    weights, pruned = sum(n for _, _, n, _ in sizes), sum(k for _, _, _, k in sizes)
-    body = [*sizes, ("", "masked layers", weights, pruned), ("", "whole model", model_parameters, pruned)]
-    lines = [f"{'layer':{width}}{'shape':>{across}}{'weights':>11}{'pruned':>11}  sparsity"]
-    lines += [f"{name:{width}}{shape:>{across}}{n:>11}{k:>11}  {100 * k / n:.4f}%" for shape, name, n, k in body]
+    weights, zeros = sum(n for _, _, n, _ in sizes), sum(k for _, _, _, k in sizes)
+    body = [*sizes, ("", "these layers", weights, zeros), ("", "whole model", model_parameters, zeros)]
+    lines = [f"{'layer':{width}}{'shape':>{across}}{'weights':>11}{'zeros':>11}{'share':>8}"]
+    lines += [f"{name:{width}}{shape:>{across}}{n:>11}{k:>11}{k / n:>8.1%}" for shape, name, n, k in body]
     if errors:
         column = ["error", *(f"{errors[name]:.4g}" if name in errors else "" for _, name, _, _ in body)]
         lines = [f"{line}{entry:>12}".rstrip() for line, entry in zip(lines, column, strict=True)]
