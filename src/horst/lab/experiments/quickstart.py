@@ -3,7 +3,7 @@
 Tables 6 and 1 in miniature. A GPT learns the source of Python's standard library, byte by byte, and is pruned in one
 shot by magnitude; a vision transformer learns scikit-learn's digits with AC/DC. All optimizers get the same seeds,
 data, steps and learning rates. The text is learnt by HORST and by AdamW with the same ``l1`` too, which goes beyond
-the paper. Last, ``horst.sparsify`` makes AdamW's GPT sparse and trains it further.
+the paper. Last, ``horst.sparsify`` makes a larger GPT of AdamW's sparse and trains it further.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Config:
         alpha: HORST's alpha.
         l1: Soft threshold of two more contenders, AdamW and HORST with ``alpha="auto"``, on the matrices in the
             blocks; they train language models alone.
-        recovery_steps: Steps in which AdamW's first GPT is trained further once it is pruned.
+        recovery_steps: Steps in which a GPT of a million parameters is trained further once it is pruned.
         directory: Folder of an interrupted quickstart, which resumes from there; a finished one deletes it.
     """
 
@@ -128,6 +128,15 @@ class Config:
             steps=self.steps,
             batch_size=16,
             warmup_steps=self.steps // 10,
+        )
+
+    def larger(self, data: pathlib.Path) -> LanguageConfig:
+        """How the GPT is trained that ``horst.sparsify`` takes: as AdamW's others, at half the learning rate."""
+        run = self.language(data, "adamw")
+        return dataclasses.replace(
+            run,
+            model=dataclasses.replace(run.model, layers=5, width=128),
+            optimization=dataclasses.replace(run.optimization, lr=self.lr / 2),
         )
 
     def vision(self, lr: float) -> VisionConfig:
@@ -236,7 +245,7 @@ def _runs(config: Config, data: pathlib.Path) -> Iterator[tuple[str, Name, str, 
             for name in names[:2]:
                 about = f"ViT with AC/DC and {LABELS[name]}, learning rate {lr:g}, seed {seed}"
                 yield "vision", name, about, functools.partial(_vision_run, config, lr, name, seed)
-    about = f"GPT with AdamW, made sparse by horst.sparsify, seed {config.seeds[0]}"
+    about = f"larger GPT with AdamW, made sparse by horst.sparsify, seed {config.seeds[0]}"
     yield "recovery", "horst", about, functools.partial(_recovery_run, config, data, config.seeds[0])
 
 
@@ -247,8 +256,8 @@ def _vision_run(config: Config, lr: float, optimizer: Name, seed: int, world: Wo
 
 
 def _recovery_run(config: Config, data: pathlib.Path, seed: int, world: World) -> dict[str, Any]:
-    """AdamW's GPT pruned as far as the others, by SparseGPT at once and by horst.sparsify."""
-    run, level = config.language(data, "adamw"), max(config.sparsities)
+    """AdamW's larger GPT pruned as far as the others, by SparseGPT at once and by horst.sparsify."""
+    run, level = config.larger(data), max(config.sparsities)
     directory = config.unfinished / f"recovery-seed{seed}"
 
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -263,7 +272,7 @@ def _recovery_run(config: Config, data: pathlib.Path, seed: int, world: World) -
         prune(at_once, level, method="sparsegpt", data=list(windows[:64].split(8)))
         report = sparsify(
             model, windows, evaluate=evaluate, sparsity=level, steps=config.recovery_steps, batch_size=run.batch_size,
-            samples=64, lr=config.lr / 2, seed=seed, loop=run.loop,
+            samples=64, lr=run.optimization.lr, seed=seed, loop=run.loop,
         )  # fmt: skip
         found = {"dense": report.before["perplexity"], "SparseGPT": evaluate(at_once)["perplexity"]}
         found["horst.sparsify"] = report.after["perplexity"]
@@ -286,8 +295,9 @@ def _notes(config: Config, data: pathlib.Path) -> list[str]:
         f"Images: a vision transformer of {_size(build_deit(vision.model)):,} parameters on {len(digits.images):,} of "
         f"scikit-learn's handwritten digits, {vision.epochs} epochs of AC/DC to {config.vision_sparsity:.0%} zeros in "
         f"its blocks; {len(digits.test_images)} test images, so one image is {1 / len(digits.test_images):.2%}.",
-        f"Recovery: AdamW's GPT of the first seed, pruned to {max(config.sparsities):.0%} zeros in stages by SparseGPT "
-        f"and trained by HORST for {config.recovery_steps} steps, with the dense model as teacher.",
+        f"Recovery: a GPT of {_size(GPT2(config.larger(data).model)):,} parameters, trained by AdamW in as many steps, "
+        f"then pruned to {max(config.sparsities):.0%} zeros in stages by SparseGPT and trained by HORST for "
+        f"{config.recovery_steps} steps, with the dense model as teacher.",
         "The models are a thousand times smaller than the paper's and stop long before they converge: this shows what "
         "the update does, not what it is worth at scale.",
     ]

@@ -103,23 +103,23 @@ def vision_table(results: Sequence[Result]) -> Table:
 
 
 def recovery_table(results: Sequence[Result]) -> Table:
-    """AdamW's GPT dense, pruned at once, and pruned and trained by horst.sparsify."""
+    """AdamW's larger GPT dense, pruned at once, and pruned and trained by horst.sparsify."""
     rows = rows_of(results[0], "recovery")
     names = [row["method"] if row["method"] == "dense" else f"{row['sparsity']:.0%}, {row['method']}" for row in rows]
     return Table(
         columns=["perplexity per byte", *names],
-        rows=[["AdamW's GPT, one seed", *(f"{row['perplexity']:.2f}" for row in rows)]],
+        rows=[["a larger GPT of AdamW's, one seed", *(f"{row['perplexity']:.2f}" for row in rows)]],
     )
 
 
 def recovery_words(result: Result) -> str:
-    """What horst.sparsify made of AdamW's GPT, in a sentence."""
+    """What horst.sparsify made of AdamW's larger GPT, in a sentence."""
     dense, at_once, trained = (row["perplexity"] for row in rows_of(result, "recovery"))
     level = rows_of(result, "recovery")[0]["sparsity"]
     steps = result.config["recovery_steps"]
     return (
-        f"horst.sparsify takes the GPT that AdamW trained to {level:.0%} zeros in {steps} more steps: {trained:.2f}, "
-        f"where SparseGPT alone has {at_once:.2f} and the dense model, without more steps, {dense:.2f}."
+        f"horst.sparsify takes a larger GPT of AdamW's to {level:.0%} zeros in {steps} more steps: {trained:.2f}, where "
+        f"SparseGPT alone has {at_once:.2f} and the dense model, without more steps, {dense:.2f}."
     )
 
 
