@@ -23,7 +23,7 @@ from horst.training.run import Run
 
 def tiny(tmp_path, **changes):
     fields = {"seeds": (0,), "steps": 3, "epochs": 2, "vision_lrs": (5e-3,), "sparsities": (0.5, 0.9)}
-    fields |= {"recovery_steps": 5}
+    fields |= {"recovery_steps": 5, "recovery_width": 16}
     return Config(**{**fields, "directory": tmp_path / "quickstart", **changes})
 
 
@@ -89,7 +89,7 @@ def test_a_whole_run_shows_its_progress_leaves_no_files_and_makes_a_page(whole, 
         "[4/7] GPT with HORST with l1, seed 0",
         "[5/7] ViT with AC/DC and AdamW, learning rate 0.005, seed 0",
         "[6/7] ViT with AC/DC and HORST, learning rate 0.005, seed 0",
-        "[7/7] GPT with AdamW, made sparse by horst.sparsify, seed 0",
+        "[7/7] larger GPT with AdamW, made sparse by horst.sparsify, seed 0",
     ]
     assert not is_partial(result)
     assert list(folder.iterdir()) == []

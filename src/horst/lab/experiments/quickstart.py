@@ -74,7 +74,8 @@ class Config:
         alpha: HORST's alpha.
         l1: Soft threshold of two more contenders, AdamW and HORST with ``alpha="auto"``, on the matrices in the
             blocks; they train language models alone.
-        recovery_steps: Steps in which a GPT of a million parameters is trained further once it is pruned.
+        recovery_steps: Steps in which a larger GPT is trained further once it is pruned.
+        recovery_width: Width of that GPT; with 128 it has a million parameters.
         directory: Folder of an interrupted quickstart, which resumes from there; a finished one deletes it.
     """
 
@@ -88,6 +89,7 @@ class Config:
     alpha: float = 5.0
     l1: float = 0.1
     recovery_steps: int = 300
+    recovery_width: int = 128
     directory: pathlib.Path = pathlib.Path("runs/quickstart")
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class Config:
         run = self.language(data, "adamw")
         return dataclasses.replace(
             run,
-            model=dataclasses.replace(run.model, layers=5, width=128),
+            model=dataclasses.replace(run.model, layers=5, width=self.recovery_width),
             optimization=dataclasses.replace(run.optimization, lr=self.lr / 2),
         )
 

@@ -118,8 +118,8 @@ def recovery_words(result: Result) -> str:
     level = rows_of(result, "recovery")[0]["sparsity"]
     steps = result.config["recovery_steps"]
     return (
-        f"horst.sparsify takes a larger GPT of AdamW's to {level:.0%} zeros in {steps} more steps: {trained:.2f}, where "
-        f"SparseGPT alone has {at_once:.2f} and the dense model, without more steps, {dense:.2f}."
+        f"horst.sparsify takes a larger GPT of AdamW's to {level:.0%} zeros in {steps} more steps: {trained:.2f}, "
+        f"where SparseGPT alone has {at_once:.2f} and the dense model, without more steps, {dense:.2f}."
     )
 
 
