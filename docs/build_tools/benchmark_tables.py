@@ -282,10 +282,10 @@ def recovery_tables(results: Sequence[Result]) -> list[Table | str]:
             model,
             _pattern(pattern),
             _TRAINED_BY[contender],
-            ", ".join(map(_rate, sorted(own, key=lambda row: row["lr"]))),
+            ", ".join(f"{lr:g}: {_judged(by_rate[lr,])}" for (lr,) in sorted(by_rate)),
         ]
         for (model, pattern, contender), own in tried.items()
-        if len(own) > 1
+        if len(by_rate := _grouped(own, "lr")) > 1
     ]
     return [
         *tables,
@@ -294,49 +294,79 @@ def recovery_tables(results: Sequence[Result]) -> list[Table | str]:
 
 
 def _recovery_of_a_model(name: str, rows: Sequence[Row]) -> Table:
+    seeds = [_chosen(own) for own in _grouped(rows, "seed").values()]
     trained = [row for row in rows if "lr" in row and "test" in row]
-    best = {
-        key: min(own, key=lambda row: float(row["validation"]))
-        for key, own in _grouped(trained, "contender", "pattern").items()
-    }
+    contenders = [way for way in dict.fromkeys(row["contender"] for row in trained) if way != "dense"]
     patterns = sorted(
         {row["pattern"] for row in trained if row["contender"] != "dense"}, key=lambda p: (":" not in p, p)
     )
-    pruned = {(row["method"], row["pattern"]): row for row in rows if row["contender"] == "one-shot"}
-    dense = float(pruned["dense", "0"]["test"])
-    tokens = {row["tokens"] for row in trained}
-    lines = [["dense", "", *[f"{dense:.2f}"] * len(patterns)]]
-    for (contender, _), row in best.items():
-        if contender == "dense":
-            lines.append([_TRAINED_BY[contender], f"{row['lr']:g}", *[_quality(row)] * len(patterns)])
+    lines = [["dense", "", *[_mean_quality(seeds, "not trained, dense", "0")] * len(patterns)]]
+    further = {pattern for seed in seeds for way, pattern in seed if way == "dense"}
+    for pattern in further:
+        lines.append(
+            [_TRAINED_BY["dense"], _rates(seeds, "dense"), *[_mean_quality(seeds, "dense", pattern)] * len(patterns)]
+        )
     for method, words in _METHODS.items():
-        cells = [_quality(pruned.get((method, pattern))) for pattern in patterns]
+        cells = [_mean_quality(seeds, f"not trained, {method}", pattern) for pattern in patterns]
         if any(cells):
             lines.append([f"{words}, not trained", "", *cells])
-    contenders = [name for name in dict.fromkeys(contender for contender, _ in best) if name != "dense"]
-    for contender in contenders:
-        own = {pattern: best.get((contender, pattern)) for pattern in patterns}
-        rates = {f"{row['lr']:g}" for row in own.values() if row is not None}
-        starts_pruned = contender not in ("ast", "cast", "admm")
-        words = f"SparseGPT, then {_TRAINED_BY[contender]}" if starts_pruned else _TRAINED_BY[contender]
-        lines.append([words, ", ".join(sorted(rates)), *map(_quality, own.values())])
-    for contender in contenders:
-        shares = []
-        for pattern in patterns:
-            row, start = best.get((contender, pattern)), pruned.get(("sparsegpt", pattern))
-            lost = None if start is None else float(start["test"]) - dense
-            shares.append("" if row is None or not lost else f"{1 - (float(row['test']) - dense) / lost:.0%}")
-        lines.append([f"won back by {_TRAINED_BY[contender]}", "", *shares])
-    title = f"{name}, perplexity after {', '.join(f'{count / 1e6:.1f} M' for count in sorted(tokens))} tokens, one seed"
-    return Table(columns=[title, "lr", *map(_pattern, patterns)], rows=lines)
+    for way in contenders:
+        starts_pruned = way not in ("ast", "cast", "admm")
+        words = f"SparseGPT, then {_TRAINED_BY[way]}" if starts_pruned else _TRAINED_BY[way]
+        lines.append([words, _rates(seeds, way), *(_mean_quality(seeds, way, pattern) for pattern in patterns)])
+    for way in contenders:
+        shares = [[_won_back(seed, way, pattern) for seed in seeds] for pattern in patterns]
+        kept = [[share for share in own if share is not None] for own in shares]
+        cells = [f"{sum(own) / len(own):.0%}" if own else "" for own in kept]
+        lines.append([f"won back by {_TRAINED_BY[way]}", "", *cells])
+    if len(seeds) > 1 and {"adamw", "horst"} <= set(contenders):
+        pairs = [[(seed.get(("horst", p)), seed.get(("adamw", p))) for seed in seeds] for p in patterns]
+        counts = [[h["test"] < a["test"] for h, a in own if h is not None and a is not None] for own in pairs]
+        lines.append(["seeds in which HORST is ahead of AdamW", "", *(f"{sum(c)} of {len(c)}" for c in counts)])
+    tokens = ", ".join(f"{count / 1e6:.1f} M" for count in sorted({row["tokens"] for row in trained}))
+    over = "one seed" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+    return Table(
+        columns=[f"{name}, perplexity after {tokens} tokens, {over}", "lr", *map(_pattern, patterns)], rows=lines
+    )
 
 
-def _quality(row: Row | None) -> str:
-    return "" if row is None else number(row["test"], ".2f" if float(row["test"]) < 1e3 else ",.0f")
+def _chosen(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """Of each way and pattern of one seed, the row with the learning rate that the validation text chose."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        way = row["contender"] if "lr" in row else f"not trained, {row['method']}"
+        best = found.get((way, row["pattern"]))
+        if "test" in row and (best is None or float(row["validation"]) < float(best["validation"])):
+            found[way, row["pattern"]] = row
+    return found
 
 
-def _rate(row: Row) -> str:
-    return f"{row['lr']:g}: " + (f"{row['validation']:.2f}" if "test" in row else "broke down")
+def _won_back(seed: Mapping[tuple[str, str], Row], way: str, pattern: str) -> float | None:
+    """The share of what SparseGPT lost."""
+    row, start = seed.get((way, pattern)), seed.get(("not trained, sparsegpt", pattern))
+    if row is None or start is None:
+        return None
+    dense = float(seed["not trained, dense", "0"]["test"])
+    return 1 - (float(row["test"]) - dense) / (float(start["test"]) - dense)
+
+
+def _rates(seeds: Sequence[Mapping[tuple[str, str], Row]], way: str) -> str:
+    return ", ".join(
+        f"{rate:g}" for rate in sorted({row["lr"] for seed in seeds for (w, _), row in seed.items() if w == way})
+    )
+
+
+def _mean_quality(seeds: Sequence[Mapping[tuple[str, str], Row]], way: str, pattern: str) -> str:
+    found = [float(seed[way, pattern]["test"]) for seed in seeds if (way, pattern) in seed]
+    if not found:
+        return ""
+    mean = sum(found) / len(found)
+    return number(mean, ".2f" if mean < 1e3 else ",.0f")
+
+
+def _judged(rows: Sequence[Row]) -> str:
+    """Perplexity on the validation text, of one seed after the other."""
+    return " and ".join(f"{row['validation']:.2f}" if "test" in row else "broke down" for row in rows)
 
 
 def _grouped(rows: Sequence[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:

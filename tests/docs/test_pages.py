@@ -239,6 +239,36 @@ def test_recovery_shows_each_contender_with_the_rate_that_the_validation_text_ch
     assert benchmark_tables.recovery_tables([]) == ["Not measured yet."]
 
 
+def test_recovery_of_several_seeds_is_a_mean_with_the_rate_of_each_seed():
+    rows = []
+    for seed, dense, start, found in (
+        (0, 10.0, 20.0, {"adamw": 12.0, "horst": 11.0}),
+        (1, 12.0, 22.0, {"adamw": 13.0, "horst": 14.0}),
+    ):
+        common = {"model": "tiny", "seed": seed, "contender": "one-shot"}
+        rows += [
+            {**common, "pattern": "0", "method": "dense", "test": dense},
+            {**common, "pattern": "0.6", "method": "sparsegpt", "test": start},
+        ]
+        for way, test in found.items():
+            for lr in (1e-3, 3e-3):  # seed 0 chooses the first, seed 1 the second
+                judged = abs(lr - (1e-3, 3e-3)[seed]) * 1e3
+                own = {"contender": way, "pattern": "0.6", "lr": lr, "tokens": 1e6, "validation": judged}
+                rows.append({**common, **own, "test": test + 10 * judged})
+    table, tried = benchmark_tables.recovery_tables([_result("bench_sparsify", rows)])
+    assert table.columns == ["tiny, perplexity after 1.0 M tokens, mean of 2 seeds", "lr", "60%"]
+    assert table.rows == [
+        ["dense", "", "11.00"],
+        ["SparseGPT, not trained", "", "21.00"],
+        ["SparseGPT, then AdamW", "0.001, 0.003", "12.50"],
+        ["SparseGPT, then HORST", "0.001, 0.003", "12.50"],
+        ["won back by AdamW", "", "85%"],
+        ["won back by HORST", "", "85%"],
+        ["seeds in which HORST is ahead of AdamW", "", "1 of 2"],
+    ]
+    assert tried.rows[0] == ["tiny", "60%", "AdamW", "0.001: 0.00 and 2.00, 0.003: 2.00 and 0.00"]
+
+
 def test_sentence_embeddings_are_means_over_seeds_at_the_best_rate():
     base = {"model": "tiny", "method": "sparsegpt", "sparsity_of_pruned_layers": 0.8, "training": "horst"}
     found = [(0, 1e-4, 0.5, 0.9), (1, 1e-4, 0.5, 0.8), (0, 1e-3, 0.7, 0.6), (1, 1e-3, 0.6, 0.7)]
