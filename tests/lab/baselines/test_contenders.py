@@ -1,5 +1,6 @@
 """Every contender: made alike, true to its formula, trains and resumes."""
 
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -108,6 +109,38 @@ def test_the_penalty_goes_where_the_mirror_step_would():
             penalised = {id(p): g["l1"] for g in optimizer.param_groups for p in g["params"] if "l1" in g}
             assert set(penalised) == blocks
             assert set(penalised.values()) == {0.3}
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw-l1"])
+def test_norm_layers_step_by_their_ratio_and_decay_as_the_others(name):
+    torch.manual_seed(0)
+    start = GPT2(SHAPE).double()
+    with torch.no_grad():  # so that their decay can be seen
+        for p in start.parameters():
+            p.mul_(3.0)
+    found = {}
+    for ratio in (1.0, 6.0):
+        given = Optimization(lr=0.01, weight_decay=0.5, decay="all", mirror="blocks", l1=0.2, norm_lr_ratio=ratio)
+        model = copy.deepcopy(start)
+        optimizer = given.make(model, name)
+        for i, p in enumerate(model.parameters()):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=p.dtype)
+        optimizer.step()
+        found[ratio] = dict(model.named_parameters())
+    for key, p in start.named_parameters():
+        one, six = found[1.0][key].detach(), found[6.0][key].detach()
+        if p.dim() == 1:
+            decayed = p.detach() * (1 - 0.01 * 0.5)
+            assert_close(six - decayed, 6 * (one - decayed), rtol=1e-9, atol=1e-12)
+            assert not torch.equal(one, decayed)
+        else:
+            assert_close(six, one, rtol=0, atol=0)
+
+
+def test_only_another_ratio_of_the_norm_layers_is_said_in_a_row():
+    assert Optimization(norm_lr_ratio=6.0).about("adamw")["norm_lr_ratio"] == 6.0
+    assert "norm_lr_ratio" not in Optimization().about("adamw")
+    assert "norm_lr_ratio" not in Optimization(norm_lr_ratio=6.0).about("horst")
 
 
 # Under Muon too the threshold is that of the group's learning rate, without the factor that scales its updates.

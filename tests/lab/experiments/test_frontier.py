@@ -55,6 +55,7 @@ def test_a_point_is_a_contender_with_a_grid_of_settings():
     assert [(each["lr"], each["alpha"]) for each in found] == [(1e-3, 5.0), (1e-3, "auto"), (4e-3, 5.0), (4e-3, "auto")]
     assert {each["no_mirror"] for each in found} == {("embedding",)}
     assert {each["seeds"] for each in found} == {2}
+    assert grid("horst no_mirror=matrix+head") == ("horst", [{"no_mirror": ("matrix", "head")}])
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from horst.optimizers.l1 import soft_threshold
 from horst.optimizers.operator_optimizer import OperatorOptimizer
 from horst.optimizers.param_groups import MirrorOn, ParamGroups, param_groups
 from horst.optimizers.with_mirror_step import with_mirror_step
+from horst.parameters.kinds import parameter_kinds
 from horst.sparsity import CAST, Sparsifier, find_layers
 
 Name = Literal[
@@ -62,6 +63,9 @@ class Optimization:
         beta: Decay inside HORST's mirror step.
         ham_alpha: Strength of HAM's mirror step; its public default is 200.
         ham_beta: Decay inside HAM's mirror step; its public default is 1e-3.
+        norm_lr_ratio: Learning rate of the parameters of norm layers over ``lr``, for AdamW. Their decay per step stays
+            that of the others. The mirror step makes the step of a gain of 1 about ``1 + alpha`` times as large, and
+            this does that alone.
         muon_lr_ratio: Muon's learning rate for the matrices in the blocks over ``lr``, at which Adam steps the rest.
             Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with like.
         matrix_lr: Learning rate of the matrices, for contenders whose updates have another size than Adam's; ``lr`` is
@@ -97,6 +101,7 @@ class Optimization:
     beta: float = option(0.0, read_by=_WITH_HORST)
     ham_alpha: float = option(200.0, read_by=("ham",))
     ham_beta: float = option(0.0, read_by=("ham",))
+    norm_lr_ratio: float = option(1.0, read_by=("adamw", "adamw-l1"))
     muon_lr_ratio: float = option(1.0, read_by=("muon", "muon-l1", "muon-l1-horst", "horst-muon", "horst-muon-l1"))
     matrix_lr: float | None = option(None, read_by=("madam", "lmd", "linbreg", "adabreg", "scion"))
     l1: float = option(0.1, read_by=("adamw-l1", *_L1_IN_BLOCKS, "pat"))
@@ -131,15 +136,18 @@ class Optimization:
         return read.get(f"{prefix}alpha", 0.0), read.get(f"{prefix}beta", 0.0)
 
     def about(self, name: Name) -> dict[str, Any]:
-        """What a row of a table says of the contender: its name, its mirror step, its ``l1`` if it has one.
+        """What a row of a table says of the contender: its name, its mirror step, and what else it has of its own.
 
         Example:
             >>> Optimization(alpha="auto", l1=0.03).about("horst-l1")
             {'optimizer': 'horst-l1', 'alpha': 'auto', 'beta': 0.0, 'l1': 0.03}
         """
         alpha, beta = self.strength(name)
-        l1 = {"l1": self.l1} if "l1" in self.settings(name) else {}
-        return {"optimizer": name, "alpha": alpha, "beta": beta, **l1}
+        read = self.settings(name)
+        own = {"l1": self.l1} if "l1" in read else {}
+        if read.get("norm_lr_ratio", 1.0) != 1.0:
+            own["norm_lr_ratio"] = self.norm_lr_ratio
+        return {"optimizer": name, "alpha": alpha, "beta": beta, **own}
 
     def label(self, name: Name) -> str:
         """The contender's strength for the name of a folder.
@@ -230,6 +238,16 @@ def _adamw(
     if hook is not None:
         hook(adamw)
     return adamw
+
+
+def _norm_lr(given: Optimization, model: nn.Module, groups: Groups) -> Groups:
+    """The groups with the norm layers' learning rate of their own, if they have one."""
+    ratio = given.norm_lr_ratio
+    if ratio == 1:
+        return groups
+    kinds = parameter_kinds(model)
+    norms, rest = _divide(groups, [p for name, p in model.named_parameters() if kinds[name] == "norm"])
+    return [*({**g, "lr": ratio * given.lr, "weight_decay": g["weight_decay"] / ratio} for g in norms), *rest]
 
 
 def _hyperbolic(given: Optimization, model: nn.Module, groups: Groups) -> Optimizer:
@@ -341,9 +359,9 @@ _OWN_STEPS: dict[Name, Callable[[Optimization, Groups], Optimizer]] = {
 _IN_BLOCKS = frozenset({"spred", "dwf", "pilot", "sign-in", "linbreg", "adabreg"})
 
 _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Groups], Optimizer]] = {
-    "adamw": _adamw,
+    "adamw": lambda given, model, groups: _adamw(given, model, _norm_lr(given, model, groups)),
     "adamw-penalty": partial(_adamw, hook=penalize_l1),
-    "adamw-l1": partial(_adamw, hook=soft_threshold),
+    "adamw-l1": lambda given, model, groups: _adamw(given, model, _norm_lr(given, model, groups), soft_threshold),
     "ham": lambda given, model, groups: HAM(groups, **given.adam),
     "horst": lambda given, model, groups: HORST(groups, **given.adam),
     "horst-l1": lambda given, model, groups: HORST(groups, **given.adam),

@@ -46,6 +46,7 @@ class LanguageStudy:
         points: Contenders with their settings, such as ``"horst lr=2e-3,8e-3 alpha=5,auto"``; several values are a
             grid. Settings are those of the optimization, ``beta2``, ``alpha_lr`` (alpha times the learning rate),
             ``width``, ``steps``, ``seeds``, and ``methods``, which is one of the pruning methods or ``all`` of them.
+            Several kinds of ``no_mirror`` are joined by a plus: ``matrix+embedding``.
         methods: Pruning methods of points with ``methods=all``; other points are pruned by magnitude.
         sparsities: Sparsities of the pruned tensors; the dense model is always there.
         seeds: Seeds of weights and data order.
@@ -231,13 +232,13 @@ def about_optimizer(optimizer: Name, optimization: Optimization) -> dict[str, An
         "strength": own.get(optimizer, alpha_lr),
         "lr": optimization.lr,
         "weight_decay": optimization.weight_decay,
-        "mirror": optimization.mirror + "".join(f", not {kind}" for kind in optimization.no_mirror),
+        "mirror": optimization.mirror + ", not " * bool(optimization.no_mirror) + ", ".join(optimization.no_mirror),
     }
 
 
 def _value(key: str, value: str) -> Any:
     if key in _WORDS or (key == "alpha" and value == "auto"):
-        return (value,) if key == "no_mirror" else value
+        return tuple(value.split("+")) if key == "no_mirror" else value
     try:
         return int(value) if key in _WHOLE_NUMBERS else float(value)
     except ValueError as error:

@@ -18,6 +18,7 @@ _DENSE_METHODS = ("dense", "")
 # What is left where kinds of tensors are taken out, in words.
 _MIRRORED = {
     "all but matrix, embedding, position, head": "norm gains",
+    "all, not matrix, embedding, position, head": "norm gains",
     "matrices, not matrix": "embeddings, positions, head",
 }
 # Settings that may tell rows of a table apart, each a column where not all rows share it.

@@ -63,12 +63,16 @@ def contender(row: Row, *, tuned: Iterable[str] = ()) -> str:
         'HORST, alpha auto, l1 0.01'
         >>> contender({"optimizer": "adamw-l1", "alpha": 0.0, "beta": 0.0, "l1": 0.03}, tuned=["l1"])
         'AdamW, l1'
+        >>> contender({"optimizer": "adamw", "alpha": 0.0, "norm_lr_ratio": 6.0})
+        'AdamW, norms at 6 lr'
     """
     label, alpha = LABELS[row["optimizer"]], row["alpha"]
     if alpha and (alpha == "auto" or "alpha" not in tuned):
         label += f", alpha {number(alpha, 'g')}" + (f", beta {row['beta']:g}" if row.get("beta") else "")
     if row.get("l1"):
         label += ", l1" if "l1" in tuned else f", l1 {row['l1']:g}"
+    if row.get("norm_lr_ratio"):
+        label += f", norms at {row['norm_lr_ratio']:g} lr"
     return label
 
 
