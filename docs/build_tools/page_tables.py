@@ -14,6 +14,7 @@ import benchmark_tables
 import compare_page
 import gpt2_tables
 import how_it_works
+import recovery_tables
 
 from horst.lab.experiments.result import Result
 from horst.lab.report import compare_figures, figures, frontier, geometry, paper
@@ -248,11 +249,11 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "generate_cpu": (BENCH("generate_cpu"), benchmark_tables.generate_cpu_table),
     "head_cpu": (BENCH("generate_cpu"), benchmark_tables.head_cpu_table),
     # these may not have been run
-    "recovery": (RECOVERY, benchmark_tables.recovery_tables),
-    "recovery_small": (("benchmarks/results/recovery_byte_gpt.json",), benchmark_tables.recovery_tables),
+    "recovery": (RECOVERY, recovery_tables.recovery_tables),
+    "recovery_small": (("benchmarks/results/recovery_byte_gpt.json",), recovery_tables.recovery_tables),
     "sentence_embeddings": (
         ("benchmarks/results/sentence_embeddings_*.json",),
-        benchmark_tables.sentence_embeddings_table,
+        recovery_tables.sentence_embeddings_table,
     ),
     "sizes": (BENCH("sizes_smollm2_cpu"), benchmark_tables.sizes_table),
     "sizes_gpt2": (

@@ -4,12 +4,12 @@ import dataclasses
 import pathlib
 import re
 
-import benchmark_tables
 import gpt2_tables
 import matplotlib
 import page_tables
 import pages
 import pytest
+import recovery_tables
 
 from horst.lab.experiments.result import Result
 
@@ -227,7 +227,7 @@ def test_recovery_shows_each_contender_with_the_rate_that_the_validation_text_ch
         for pattern, lr, judged, test in [("0.6", 1e-4, 9.0, 29.0), ("0.6", 1e-3, 8.0, 30.0), ("2:4", 1e-3, 7.0, 21.0)]
     ]
     broken = {**common, "contender": "horst", "pattern": "0.6", "lr": 1.0, "failed": "the loss is nan"}
-    table, tried = benchmark_tables.recovery_tables([_result("bench_sparsify", [*pruned, *trained, broken])])
+    table, tried = recovery_tables.recovery_tables([_result("bench_sparsify", [*pruned, *trained, broken])])
     assert table.columns == ["tiny, perplexity after 5.0 M tokens, one seed", "lr", "2:4", "60%"]
     assert table.rows == [
         ["dense", "", "20.00", "20.00"],
@@ -236,7 +236,7 @@ def test_recovery_shows_each_contender_with_the_rate_that_the_validation_text_ch
         ["won back by HORST", "", "90%", "75%"],
     ]
     assert tried.rows == [["tiny", "60%", "HORST", "0.0001: 9.00, 0.001: 8.00, 1: broke down"]]
-    assert benchmark_tables.recovery_tables([]) == ["Not measured yet."]
+    assert recovery_tables.recovery_tables([]) == ["Not measured yet."]
 
 
 def test_recovery_of_several_seeds_is_a_mean_with_the_rate_of_each_seed():
@@ -255,7 +255,7 @@ def test_recovery_of_several_seeds_is_a_mean_with_the_rate_of_each_seed():
                 judged = abs(lr - (1e-3, 3e-3)[seed]) * 1e3
                 own = {"contender": way, "pattern": "0.6", "lr": lr, "tokens": 1e6, "validation": judged}
                 rows.append({**common, **own, "test": test + 10 * judged})
-    table, tried = benchmark_tables.recovery_tables([_result("bench_sparsify", rows)])
+    table, tried = recovery_tables.recovery_tables([_result("bench_sparsify", rows)])
     assert table.columns == ["tiny, perplexity after 1.0 M tokens, mean of 2 seeds", "lr", "60%"]
     assert table.rows == [
         ["dense", "", "11.00"],
@@ -274,6 +274,6 @@ def test_sentence_embeddings_are_means_over_seeds_at_the_best_rate():
     found = [(0, 1e-4, 0.5, 0.9), (1, 1e-4, 0.5, 0.8), (0, 1e-3, 0.7, 0.6), (1, 1e-3, 0.6, 0.7)]
     rows = [dict(base, seed=s, lr=lr, validation=v, test=t) for s, lr, v, t in found]
     rows += [dict(base, training="none", seed=0, lr=None, validation=0.1, test=0.2)]
-    table = benchmark_tables.sentence_embeddings_table([_result("bench_sentence_embeddings", rows)])
+    table = recovery_tables.sentence_embeddings_table([_result("bench_sentence_embeddings", rows)])
     assert table.column("mean cosine") == ["0.6500", "0.2000"]
     assert table.column("lr") == ["0.001", ""]
