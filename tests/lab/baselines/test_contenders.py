@@ -137,6 +137,26 @@ def test_norm_layers_step_by_their_ratio_and_decay_as_the_others(name):
             assert_close(six, one, rtol=0, atol=0)
 
 
+def test_horst_without_a_mirror_step_and_with_a_bound_is_adamw_at_the_bound():
+    torch.manual_seed(0)
+    start = GPT2(SHAPE).double()
+    found = {}
+    for name, given in (
+        ("horst-l1", Optimization(lr=0.01, alpha=0.0, l1=0.5, max_step=0.002, decay="all")),
+        ("adamw-l1", Optimization(lr=0.002, l1=0.5, mirror="blocks", decay="all")),
+    ):
+        model = copy.deepcopy(start)
+        optimizer = given.make(model, name)
+        for step in range(3):
+            for i, p in enumerate(model.parameters()):
+                generator = torch.Generator().manual_seed(10 * step + i)
+                p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            optimizer.step()
+        found[name] = model
+    for p, q in zip(found["horst-l1"].parameters(), found["adamw-l1"].parameters(), strict=True):
+        assert_close(p.detach(), q.detach(), rtol=1e-9, atol=1e-12)
+
+
 def test_only_another_ratio_of_the_norm_layers_is_said_in_a_row():
     assert Optimization(norm_lr_ratio=6.0).about("adamw")["norm_lr_ratio"] == 6.0
     assert "norm_lr_ratio" not in Optimization().about("adamw")

@@ -61,6 +61,8 @@ class Optimization:
         alpha: Strength of HORST's mirror step, and of the hyperbolic map; ``auto`` is HORST's own rule. With
             muon-l1-horst it is for the tensors outside the blocks.
         beta: Decay inside HORST's mirror step.
+        max_step: Bound that HORST's learning rate is clipped to. None leaves it to ``alpha="auto"``. With an
+            ``alpha`` of 0 the contender is AdamW with that bound.
         ham_alpha: Strength of HAM's mirror step; its public default is 200.
         ham_beta: Decay inside HAM's mirror step; its public default is 1e-3.
         norm_lr_ratio: Learning rate of the parameters of norm layers over ``lr``, for AdamW. Their decay per step stays
@@ -99,6 +101,7 @@ class Optimization:
     no_mirror: tuple[str, ...] = ()
     alpha: Alpha = option(5.0, read_by=(*_WITH_HORST, "hyperbolic"))
     beta: float = option(0.0, read_by=_WITH_HORST)
+    max_step: float | None = option(None, read_by=("horst", "horst-l1"))
     ham_alpha: float = option(200.0, read_by=("ham",))
     ham_beta: float = option(0.0, read_by=("ham",))
     norm_lr_ratio: float = option(1.0, read_by=("adamw", "adamw-l1"))
@@ -145,8 +148,9 @@ class Optimization:
         alpha, beta = self.strength(name)
         read = self.settings(name)
         own = {"l1": self.l1} if "l1" in read else {}
-        if read.get("norm_lr_ratio", 1.0) != 1.0:
-            own["norm_lr_ratio"] = self.norm_lr_ratio
+        for bound, unset in (("norm_lr_ratio", 1.0), ("max_step", None)):
+            if read.get(bound, unset) != unset:
+                own[bound] = read[bound]
         return {"optimizer": name, "alpha": alpha, "beta": beta, **own}
 
     def label(self, name: Name) -> str:
@@ -178,6 +182,8 @@ class Optimization:
         for group in groups:
             if self.decay == "all":
                 group["weight_decay"] = self.weight_decay
+            if (max_step := self.settings(name).get("max_step")) is not None:
+                group["max_step"] = max_step
             if l1 is not None and group.pop("alpha"):  # which only said where
                 group["l1"] = l1
         return groups

@@ -65,14 +65,20 @@ def contender(row: Row, *, tuned: Iterable[str] = ()) -> str:
         'AdamW, l1'
         >>> contender({"optimizer": "adamw", "alpha": 0.0, "norm_lr_ratio": 6.0})
         'AdamW, norms at 6 lr'
+        >>> contender({"optimizer": "horst-l1", "alpha": 0.0, "l1": 0.01, "max_step": 0.002})
+        'AdamW, l1 0.01, lr at most 0.002'
     """
     label, alpha = LABELS[row["optimizer"]], row["alpha"]
+    if row["optimizer"] in ("horst", "horst-l1") and alpha == 0:
+        label = LABELS["adamw"]  # which HORST without a mirror step is
     if alpha and (alpha == "auto" or "alpha" not in tuned):
         label += f", alpha {number(alpha, 'g')}" + (f", beta {row['beta']:g}" if row.get("beta") else "")
     if row.get("l1"):
         label += ", l1" if "l1" in tuned else f", l1 {row['l1']:g}"
     if row.get("norm_lr_ratio"):
         label += f", norms at {row['norm_lr_ratio']:g} lr"
+    if row.get("max_step"):
+        label += f", lr at most {row['max_step']:g}"
     return label
 
 
