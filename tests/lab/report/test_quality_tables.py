@@ -214,6 +214,16 @@ def test_what_is_free_is_measured_in_actual_zeros_of_one_model():
     assert rows_of(table, name="HORST, alpha auto")[0][FREE] == f"{free + 0.1:.0%}"
 
 
+def test_a_model_of_adamw_itself_is_beside_its_own_seeds():
+    """Seed 1 alone was pruned, and is better than the mean of the two."""
+    base = {"optimizer": "adamw", "alpha": 0.0, "beta": 0.0, "loss": 1.0}
+    found = [(0, "dense", 0.0, 12.0), (1, "dense", 0.0, 10.0), (1, "magnitude", 0.5, 10.5), (1, "magnitude", 0.9, 20.0)]
+    keys = ("seed", "method", "sparsity", "perplexity")
+    rows = [{**base, **dict(zip(keys, each, strict=True)), "sparsity_of_pruned_layers": each[2]} for each in found]
+    (line,) = rows_of(quality_table([dataclasses.replace(WIKIPEDIA, rows=rows)], free=True), name="AdamW")
+    assert line[FREE] == "0%"  # not 52%, as beside 11.0, the mean of both
+
+
 def test_nothing_is_free_if_the_dense_model_is_worse(studies):
     where = {"optimizer": "horst", "alpha": "auto"}
     bad = changed(studies["frontier_language"], lambda row: {"perplexity": 99.0}, **where)
