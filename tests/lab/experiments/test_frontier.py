@@ -279,19 +279,18 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
 
 
 def test_the_recipes_compare_like_with_like():
-    """At every budget AdamW's weight decay is tuned at every learning rate that HORST has, and at more."""
+    """AdamW has every learning rate that HORST has, and more; with ``l1`` the same ones."""
     points = list(frontier.points(RECIPES["frontier_language"].scales["cpu"]()))
-    decays = {(64, 400): (0.0, 0.01, 0.1, 0.3, 1.0), (128, 400): (0.1, 0.3, 1.0), (64, 1600): (0.1, 0.3, 1.0)}
-    assert {(p.run.model.width, p.run.steps) for p in points} == set(decays)
-    for budget, tried in decays.items():
-        own = [p for p in points if (p.run.model.width, p.run.steps) == budget]
-        horst = {p.run.optimization.lr for p in own if p.optimizer == "horst"}
-        tuned = {(p.run.optimization.lr, p.run.optimization.weight_decay) for p in own if p.optimizer == "adamw"}
-        assert tuned == {(lr, decay) for lr, _ in tuned for decay in tried}
-        assert {lr for lr, _ in tuned} > horst
+
+    def rates(name):
+        return {p.run.optimization.lr for p in points if p.optimizer == name}
+
+    assert {(p.run.model.width, p.run.steps) for p in points} == {(64, 800)}
+    assert rates("adamw") > rates("horst")
+    assert rates("adamw-l1") == rates("horst-l1")
     assert max(p.run.optimization.lr for p in points) / min(p.run.optimization.lr for p in points) > 30
     others = list(frontier.points(RECIPES["frontier_compositions"].scales["cpu"]()))
-    assert {p.seed for p in points} == {0, 1, 2, 3}
+    assert {p.seed for p in points} == {0, 1, 2}
     assert {p.seed for p in others} == {0, 1}
     shared = {(p.run.batch_size, p.run.model.layers, p.run.model.context, p.run.eval_batches) for p in points + others}
     assert len(shared) == 1

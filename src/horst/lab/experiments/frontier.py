@@ -57,9 +57,7 @@ class LanguageStudy:
 
     run: LanguageConfig = LanguageConfig()
     points: tuple[str, ...] = option(LANGUAGE, affects="rows")
-    methods: tuple[one_shot.PruningMethod, ...] = (
-        "magnitude", "wanda", "sparsegpt", "magnitude-owl", "wanda-owl", "sparsegpt-owl",
-    )  # fmt: skip
+    methods: tuple[one_shot.PruningMethod, ...] = ("magnitude", "magnitude-global", "sparsegpt", "sparsegpt-global")
     sparsities: tuple[float, ...] = option((0.5, 0.6, 0.7, 0.8), affects="rows")
     seeds: tuple[int, ...] = option((0, 1), affects="rows")
     directory: pathlib.Path = option(pathlib.Path("runs/frontier_language"), affects="nothing")

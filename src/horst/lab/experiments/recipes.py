@@ -77,6 +77,13 @@ _BYTES = LanguageConfig(
 )
 # Evaluated on 32,768 tokens: on all of them, five levels take as long as the training.
 _FRONTIER_BYTES = changed(_BYTES, eval_batches=8)
+# Of the studies: the mirror step and the decay on all tensors, as the guides recommend.
+_STUDIED_BYTES = changed(
+    _FRONTIER_BYTES,
+    optimization=Optimization(lr=2e-3, betas=(0.9, 0.95), mirror="all", decay="all"),
+    steps=800,
+    warmup_steps=80,
+)
 _TABLE6 = partial(table6_gpt2_one_shot.Config, run=_WIKIPEDIA, sparsities=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7))
 _METHODS: dict[str, Any] = {
     "methods": ("magnitude", "wanda", "sparsegpt"),
@@ -112,6 +119,7 @@ _DIGITS = VisionConfig(
     padding=1,
     flip=False,
 )
+_STUDIED_DIGITS = changed(_DIGITS, optimization=Optimization(lr=5e-3, betas=(0.9, 0.95), mirror="all", decay="all"))
 
 
 def _lr1e_3(run: VisionConfig) -> VisionConfig:
@@ -207,14 +215,14 @@ RECIPES: dict[str, Recipe] = {
     "frontier_language": Recipe(
         about="Beyond the paper: language models against alpha times the learning rate, AdamW tuned alike",
         run=partial(frontier.run, name="frontier_language"),
-        scales={"cpu": partial(frontier.LanguageStudy, run=_FRONTIER_BYTES, device="cpu")},
+        scales={"cpu": partial(frontier.LanguageStudy, run=_STUDIED_BYTES, device="cpu", seeds=(0, 1, 2))},
         sparsities_in_one_run=True,
     ),
     "frontier_vision": Recipe(
         about="Beyond the paper: sparse training of vision transformers against alpha times the learning rate",
         run=partial(frontier.run, name="frontier_vision"),
         scales={
-            "cpu": partial(frontier.VisionStudy, run=_DIGITS, device="cpu"),
+            "cpu": partial(frontier.VisionStudy, run=_STUDIED_DIGITS, device="cpu", seeds=(0, 1, 2)),
             "gpu": partial(frontier.VisionStudy, run=_lr1e_3(_CIFAR), points=frontier_points.VISION_GPU, seeds=(0,)),
         },
     ),
