@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from horst.extras import load_extra
@@ -77,20 +78,21 @@ def config() -> tuple[Any, ...]:
 def _one_line(box: str) -> str:
     """The text of tyro's box, without its frame, its copy of the help text, and its pointer to the help."""
     said: list[str] = []
-    guess = ""
-    lines = iter(box.splitlines())
-    for line in lines:
+    before, _, after = box.partition("Perhaps you meant")
+    for line in before.splitlines():
         text = line.strip("│ ")
         if text.startswith(("For full helptext", "Argument helptext", "Got errors")):
-            break
-        if text.startswith("Perhaps you meant"):
-            guess = f" Did you mean {next(lines, '').strip('│ ').split()[0]}?"
             break
         if text and text[0] not in "╭╰─├" and text.strip("-"):  # dashes where the terminal has no frames
             said.append(text)
     sentence = " ".join(said).removeprefix("Value error ").removeprefix("Error parsing config: ")
     sentence = _in_plain_words(sentence) or "the arguments are not understood."
-    return (sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.") + guess
+    sentence = sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+    options = [text.split()[0] for line in after.splitlines() if (text := line.strip("│ ")).startswith("--")]
+    if options:  # tyro's first is not always the nearest: --step is --steps before --max-step
+        given = next((word.rstrip(",.") for word in sentence.split() if word.startswith("-")), sentence)
+        sentence += f" Did you mean {max(options, key=lambda o: SequenceMatcher(None, given, o).ratio())}?"
+    return sentence
 
 
 def _in_plain_words(sentence: str) -> str:
