@@ -19,7 +19,7 @@ import recovery_tables
 from horst.lab.experiments.result import Result
 from horst.lab.report import compare_figures, figures, frontier, geometry, paper
 from horst.lab.report.quality_figures import against_product, against_zeros
-from horst.lab.report.quality_tables import compare_words, quality_table
+from horst.lab.report.quality_tables import quality_table
 from horst.lab.report.quickstart import language_table, recovery_table, vision_table
 from horst.lab.report.runs import LABELS
 from horst.lab.report.tables import Table
@@ -41,13 +41,22 @@ def gradient_scaling_table(results: Sequence[Result]) -> Table:
     return Table(columns=["accuracy in % of each seed", "learning rate", "plain", "scaled"], rows=rows)
 
 
-def by_rate(results: Sequence[Result]) -> list[Part]:
-    """HORST at every learning rate beside AdamW, and how often auto is behind."""
-    return [frontier.rate_table(results), auto_words(results)]
+def small_tuned(results: Sequence[Result]) -> Table:
+    """AdamW and HORST, each at its best, with the second beta of most runs."""
+    best_over = (*frontier.RATES_TUNED, "l1")
+    return quality_table(
+        results, best_over=best_over, methods=("magnitude", "sparsegpt", "sparsegpt-global"), free=True,
+        where=lambda row: frontier.main_contenders(row) and row["beta2"] == 0.95,
+    )  # fmt: skip
 
 
-def auto_words(results: Sequence[Result]) -> str:
-    return compare_words(results, "HORST, alpha auto", "HORST, alpha 5")
+def small_beta2(results: Sequence[Result]) -> Table:
+    """Both second betas, at the learning rates that have both."""
+    return quality_table(
+        results, methods=("sparsegpt",), show=["lr", "beta2"],
+        where=lambda row: frontier.main_contenders(row) and row["lr"] in (4e-3, 8e-3) and row["alpha"] != 5.0
+        and row.get("l1") in (None, 0.0, 0.04),
+    )  # fmt: skip
 
 
 acdc_table = functools.partial(quality_table, show=["lr"])
@@ -96,9 +105,7 @@ BENCH = functools.partial(files, folder="benchmarks/results")
 TABLE6 = files("table6_gpt2_wikipedia")
 TABLE1_DIGITS = files("table1_digits_cpu")
 FIGURE1 = files("figure1_weight_spread")
-LANGUAGE, COMPOSITIONS, VISION = (files(f"frontier_{name}") for name in ("language", "compositions", "vision"))
-FRESH, UNTOUCHED = files("frontier_language_fresh_seeds"), files("frontier_language_untouched_seeds")
-VISION_FRESH, VISION_95 = files("frontier_vision_fresh_seeds"), files("frontier_vision_beta2_0.95")
+LANGUAGE, VISION = files("frontier_language"), files("frontier_vision")
 GPT2_EVIDENCE = (f"{RESULTS}/evidence/*.json",)
 GPT2_HEADLINE = (
     *files("table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1"), *GPT2_EVIDENCE,
@@ -125,10 +132,6 @@ DEIT = files(
     *("table1_cifar10_alpha5_decay_1", "rule/cifar10_adamw_dense", "rule/cifar10_alpha45"),
     "rule/cifar10_adamw_dense_seeds_1_2",
     *(f"rule/cifar10_auto_{name}" for name in ("seed0", "seed1", "seed2", "beta2_0.99")),
-)
-DEIT_EARLIER = files(
-    *(f"table1_cifar10_{name}" for name in ("adamw", "adamw_beta2_0.95", "auto")),
-    *("long_memory/table1_cifar10_auto", "long_memory/table1_cifar10_auto_decay_1"),
 )
 
 # They may not have been run; then the page says so, and there is no figure.
@@ -162,11 +165,9 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
         files("table6_gpt2_adamw_beta2_0.999", "table6_gpt2_alpha5_beta2_0.999", "table6_gpt2_alpha5_decay_all"),
         quality_table,
     ),
-    "one_threshold": ((f"{RESULTS}/one_threshold/*.json",), quality_table),
     "one_threshold_gpt2": (GPT2_EVIDENCE, quality_table),
     "l1_by_length": (files("l1_by_length"), functools.partial(quality_table, methods=("sparsegpt-global",))),
     "table6_speed": (TABLE6, speed_table),
-    "mirror_tensors": ((f"{RESULTS}/mirror_tensors/*.json",), quality_table),
     "one_shot_methods": (files("one_shot_methods_cpu"), quality_table),
     "paper_acdc": ((), paper_acdc_table),
     "figure1_left": (FIGURE1, spread_table),
@@ -189,53 +190,13 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "frontier_gpt2": (GPT2_LONG_MEMORY, gpt2_tables.gpt2_table),
     "whose_gain": (WHOSE_GAIN, gpt2_tables.whose_gain_table),
     "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_tables.gpt2_table),
-    "frontier_free_gpt2": (
-        (*GPT2_PAPERS_BETA2, *GPT2_LONG_MEMORY),
-        lambda results: quality_table(
-            gpt2_tables.with_earlier_alpha(results),
-            best_over=("lr", "beta2", "l1"),
-            methods=("magnitude", "sparsegpt"),
-            free=True,
-            where=lambda row: row["optimizer"] != "ham" and row["sparsity"] in (*gpt2_tables.HEADLINE_LEVELS, 0.3),
-        ),
-    ),
     "frontier_deit": (DEIT, acdc_table),
-    "deit_earlier_rule": (DEIT_EARLIER, acdc_table),
-    "rate_too_large_gpt2": (files("table6_gpt2_wikipedia", "rate_of_0.1/table6_gpt2"), gpt2_tables.gpt2_table),
-    "rate_too_large_deit": (files("table1_cifar10_adamw", "rate_of_0.1/table1_cifar10"), acdc_table),
-    "rate_of_a_tenth": (files("rate_of_0.1/frontier_language"), frontier.tuned_table),
-    "frontier_tuned": (LANGUAGE, frontier.tuned_table),
-    "frontier_tuned_long_memory": (files("frontier_language_beta2_0.999"), frontier.tuned_table),
-    "frontier_free": (
-        (*COMPOSITIONS, *LANGUAGE),
-        functools.partial(
-            quality_table,
-            best_over=(*frontier.RATES_TUNED, "l1"),
-            methods=("magnitude", "sparsegpt"),
-            free=True,
-            where=frontier.main_contenders,
-        ),
-    ),
-    "frontier_auto": (LANGUAGE, by_rate),
-    "frontier_auto_fresh_seeds": (FRESH, by_rate),
-    "frontier_auto_untouched_seeds": (UNTOUCHED, by_rate),
-    "frontier_auto_all_seeds": ((*LANGUAGE, *FRESH, *UNTOUCHED), auto_words),
-    "frontier_vision_headline": (VISION, frontier.tuned_table),
-    "frontier_vision_auto": (VISION, by_rate),
-    "frontier_vision_auto_fresh_seeds": (VISION_FRESH, by_rate),
-    "frontier_vision_auto_all_seeds": ((*VISION, *VISION_FRESH), auto_words),
-    "frontier_vision_short_memory": (VISION_95, frontier.tuned_table),
-    "frontier_vision_short_memory_auto": (VISION_95, by_rate),
-    "frontier_vision_short_memory_auto_fresh_seeds": (files("frontier_vision_beta2_0.95_fresh_seeds"), by_rate),
-    "frontier_training_methods": (VISION, frontier.methods_of_training_table),
-    "frontier_training_methods_short_memory": (VISION_95, frontier.methods_of_training_table),
-    "frontier_contenders": (
-        (*COMPOSITIONS, *LANGUAGE),
-        functools.partial(frontier.contenders_table, width=64, steps=400),
-    ),
-    "frontier_contenders_long": (LANGUAGE, functools.partial(frontier.contenders_table, steps=1600)),
-    "frontier_pruning": (COMPOSITIONS, frontier.pruning_table),
-    "frontier_tensors": (COMPOSITIONS, frontier.tensors_table),
+    "small_tuned": (LANGUAGE, small_tuned),
+    "small_beta2": (LANGUAGE, small_beta2),
+    "small_rates": (LANGUAGE, frontier.rate_table),
+    "small_parts": (LANGUAGE, functools.partial(frontier.parts_table, methods=("magnitude", "sparsegpt-global"))),
+    "digits_tuned": (VISION, frontier.tuned_table),
+    "digits_rates": (VISION, frontier.rate_table),
     # speed and size
     "optimizer_step_gpu": (BENCH("optimizer_step_h200"), benchmark_tables.gpu_step_table),
     "optimizer_step_gpu_short": (
@@ -309,21 +270,11 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[[Sequence[Result]], Any]]] = 
     "docs/figures/how_it_works/pruned_squares.svg": (TABLE6, how_it_works.pruned_squares),
     "docs/figures/frontier/language.svg": (LANGUAGE, functools.partial(against_product, levels=(0.0, 0.5, 0.7))),
     "docs/figures/frontier/vision.svg": (VISION, functools.partial(against_product, levels=(0.9,))),
-    "docs/figures/frontier/weights.svg": (
-        LANGUAGE, functools.partial(against_product, levels=(0.0,), key="largest")
-    ),
     "docs/figures/frontier/gpt2.svg": (
         (*GPT2_PAPERS_BETA2, *GPT2_LONG_MEMORY),
         functools.partial(
             against_zeros, best_over=("lr", "l1"), where=lambda row: row["optimizer"] != "ham",
             panels=lambda row: f"beta2 {row['beta2']:g}, pruned by magnitude",
-        ),
-    ),
-    "docs/figures/frontier/sparsity.svg": (
-        COMPOSITIONS,
-        functools.partial(
-            against_zeros, best_over=frontier.RATES_TUNED, methods=("magnitude", "sparsegpt"),
-            where=lambda row: frontier.main_contenders(row) and not row.get("l1"),
         ),
     ),
     **{

@@ -192,7 +192,7 @@ def test_a_run_that_breaks_down_is_a_row_and_not_the_end(tokens, tmp_path, monke
     assert RECIPES["frontier_language"].run(config).rows == rows
 
 
-def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens, tmp_path):
+def test_a_language_study_has_every_contender_mirror_and_method(tokens, tmp_path):
     points = (
         "adamw lr=1e-3 methods=all",
         "horst lr=1e-3 alpha=5,auto",
@@ -204,28 +204,28 @@ def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens,
         "adamw-l1 lr=1e-3 l1=0.2",
         "spred lr=1e-3 spred_decay=0.3",
         "horst-l1 lr=1e-3 alpha=auto l1=0.2",
-        "horst lr=1e-3 alpha_lr=0.05 mirror=blocks,all",
+        "horst lr=1e-3 alpha_lr=0.05 mirror=blocks,matrices",
         "horst lr=1e-3 alpha_lr=0.05 no_mirror=matrix",
     )
-    config = tiny("frontier_compositions", tokens, tmp_path / "runs", points=points)
+    config = tiny("frontier_language", tokens, tmp_path / "runs", points=points)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, eval_batches=1))
-    result = RECIPES["frontier_compositions"].run(config)
+    result = RECIPES["frontier_language"].run(config)
     dense = [row for row in result.rows if row["method"] == "dense"]
     assert [(row["optimizer"], row["strength"], row["mirror"]) for row in dense] == [
-        ("adamw", 0.0, "matrices"),
-        ("horst", 0.005, "matrices"),
-        ("horst", None, "matrices"),
-        ("horst", 0.05, "matrices"),
-        ("horst-muon", 0.05, "matrices"),
-        ("hyperbolic", 0.05, "matrices"),
-        ("muon", 2.0, "matrices"),
-        ("adamw-penalty", 1e-4, "matrices"),
-        ("adamw-l1", 0.2, "matrices"),
-        ("spred", 0.3, "matrices"),
-        ("horst-l1", 0.2, "matrices"),
-        ("horst", 0.05, "blocks"),
+        ("adamw", 0.0, "all"),
+        ("horst", 0.005, "all"),
+        ("horst", None, "all"),
         ("horst", 0.05, "all"),
-        ("horst", 0.05, "matrices, not matrix"),
+        ("horst-muon", 0.05, "all"),
+        ("hyperbolic", 0.05, "all"),
+        ("muon", 2.0, "all"),
+        ("adamw-penalty", 1e-4, "all"),
+        ("adamw-l1", 0.2, "all"),
+        ("spred", 0.3, "all"),
+        ("horst-l1", 0.2, "all"),
+        ("horst", 0.05, "blocks"),
+        ("horst", 0.05, "matrices"),
+        ("horst", 0.05, "all, not matrix"),
     ]
     # four steps are too few for auto's bound to be felt: it may equal a fixed alpha
     fixed = [row["perplexity"] for row in dense if row["alpha"] != "auto"]
@@ -235,8 +235,8 @@ def test_the_study_of_compositions_has_every_contender_mirror_and_method(tokens,
         if row["method"] != "dense":
             pruned[row["optimizer"], row["strength"], row["mirror"]].append(row["method"])
             assert row["sparsity_of_pruned_layers"] == pytest.approx(0.5, abs=0.01)
-    assert pruned["horst", 0.05, "matrices"] == pruned["adamw", 0.0, "matrices"] == list(config.methods)
-    assert pruned["spred", 0.3, "matrices"] == ["magnitude"]
+    assert pruned["horst", 0.05, "all"] == pruned["adamw", 0.0, "all"] == list(config.methods)
+    assert pruned["spred", 0.3, "all"] == ["magnitude"]
 
 
 RIVALS = [method for method in get_args(mask_methods.Method) if method not in ("acdc", "gmp", "rigl")]
@@ -278,36 +278,41 @@ def test_the_vision_study_trains_dense_and_sparse_in_every_way(tmp_path):
     assert again.rows == result.rows, "runs that were finished are taken from their files"
 
 
+def test_a_row_has_the_second_beta_and_the_decay_of_its_own_point(tokens, tmp_path):
+    points = ("adamw lr=1e-3 beta2=0.9,0.99", "adamw lr=1e-3 decay=matrices")
+    rows = RECIPES["frontier_language"].run(tiny("frontier_language", tokens, tmp_path / "runs", points=points)).rows
+    found = [(row["beta2"], row["decay"]) for row in rows if row["method"] == "dense"]
+    assert found == [(0.9, "all"), (0.99, "all"), (0.95, "matrices")]
+
+
 def test_the_recipes_compare_like_with_like():
-    """AdamW has every learning rate that HORST has, and more; with ``l1`` the same ones."""
+    """At each length AdamW has every learning rate that HORST has, or as many."""
     points = list(frontier.points(RECIPES["frontier_language"].scales["cpu"]()))
-
-    def rates(name):
-        return {p.run.optimization.lr for p in points if p.optimizer == name}
-
-    assert {(p.run.model.width, p.run.steps) for p in points} == {(64, 800)}
-    assert rates("adamw") > rates("horst")
-    assert rates("adamw-l1") == rates("horst-l1")
+    assert {(p.run.model.width, p.run.steps) for p in points} == {(64, 800), (64, 3200)}
+    for steps in (800, 3200):
+        rates = {
+            name: {p.run.optimization.lr for p in points if p.optimizer == name and p.run.steps == steps}
+            for name in ("adamw", "horst", "adamw-l1", "horst-l1")
+        }
+        assert rates["adamw"] > rates["horst"]
+        assert len(rates["adamw-l1"]) == len(rates["horst-l1"]) == 2
+        l1s = [
+            {p.run.optimization.l1 for p in points if p.optimizer == name and p.run.steps == steps}
+            for name in ("adamw-l1", "horst-l1")
+        ]
+        assert l1s[0] == l1s[1]
     assert max(p.run.optimization.lr for p in points) / min(p.run.optimization.lr for p in points) > 30
-    others = list(frontier.points(RECIPES["frontier_compositions"].scales["cpu"]()))
     assert {p.seed for p in points} == {0, 1, 2}
-    assert {p.seed for p in others} == {0, 1}
-    shared = {(p.run.batch_size, p.run.model.layers, p.run.model.context, p.run.eval_batches) for p in points + others}
-    assert len(shared) == 1
     gpu = list(frontier.points(RECIPES["frontier_vision"].scales["gpu"]()))
     assert len({p.name for p in gpu}) == len(gpu) == 5
 
 
 def test_the_recipes_have_the_runs_of_the_committed_results():
-    """A committed file holds what its recipe asks for, but for a contender that is gone."""
+    """A committed file holds what its recipe asks for."""
     root = pathlib.Path(__file__).parents[3] / "results/transformers"
-    for name in ("frontier_language", "frontier_compositions", "frontier_vision"):
-        keys = ("optimizer", "alpha", "lr", "weight_decay", "strength", "mirror", "width", "seed")
-        committed = {
-            tuple(row[key] for key in keys)
-            for row in Result.load(root / f"{name}.json").rows
-            if row["optimizer"] != "adamw-clipped-lr"
-        }
+    for name in ("frontier_language", "frontier_vision"):
+        keys = ("optimizer", "alpha", "lr", "beta2", "weight_decay", "strength", "mirror", "width", "seed")
+        committed = {tuple(row[key] for key in keys) for row in Result.load(root / f"{name}.json").rows}
         asked = set()
         for point in frontier.points(RECIPES[name].scales["cpu"]()):
             row = about_optimizer(point.optimizer, point.run.optimization)

@@ -9,23 +9,39 @@ from horst.lab.experiments import frontier
 from horst.lab.experiments.recipes import RECIPES
 from horst.lab.experiments.result import Result, environment, to_json
 
-OWN = {
-    "hyperbolic": 0.1,
-    "muon": 0.4,
-    "horst-muon": -0.2,
-    "adamw-penalty": 0.2,
-    "adamw-l1": 0.3,
-    "horst-l1": 0.05,
-    "spred": 0.6,
+OWN = {"adamw-l1": 0.3, "horst-l1": 0.05}
+METHODS = {"magnitude": 1.0, "sparsegpt": 0.5}
+# Larger grids than those of the recipes: three budgets, and AdamW tuned over its weight decay too.
+POINTS = {
+    "frontier_language": (
+        "adamw steps=1600 lr=5e-4,2e-3,4e-3,8e-3,1.6e-2 weight_decay=0.1,0.3,1",
+        "horst steps=1600 lr=5e-4,2e-3,8e-3 alpha=5,auto",
+        "horst steps=1600 lr=5e-4,2e-3,8e-3 alpha_lr=0.02,0.1",
+        "adamw-l1 steps=1600 lr=2e-3,8e-3 l1=0.02,0.05,0.1",
+        "horst-l1 steps=1600 lr=2e-3,8e-3 l1=0.02,0.05,0.1 alpha=auto",
+        "adamw steps=400 width=128 lr=5e-4,2e-3,4e-3,8e-3 weight_decay=0.1,0.3,1",
+        "horst steps=400 width=128 lr=5e-4,2e-3,8e-3 alpha=5,auto",
+        "horst steps=400 width=128 lr=5e-4,2e-3,8e-3 alpha_lr=0.02,0.1",
+        "adamw steps=400 lr=5e-4,2e-3,4e-3,8e-3,1.6e-2 weight_decay=0,0.01,0.1,0.3,1",
+        "horst steps=400 lr=5e-4,2e-3,8e-3,1.6e-2 alpha=5,auto",
+        "horst steps=400 lr=5e-4,2e-3,8e-3,1.6e-2 alpha_lr=0.005,0.02,0.05,0.1,0.2",
+    ),
+    "frontier_vision": (
+        "adamw lr=1e-3,3e-3,1e-2,3e-2 weight_decay=0,0.1,0.5 sparsity=0.9,0",
+        "horst lr=1e-3,3e-3,1e-2,3e-2 alpha=auto sparsity=0.9,0",
+        "horst lr=1e-3,3e-3,1e-2,3e-2 alpha=5",
+        "horst lr=1e-3,3e-3,1e-2,3e-2 alpha_lr=0.02,0.05,0.1",
+    ),
 }
-METHODS = {
-    "magnitude": 1.0,
-    "magnitude-owl": 0.9,
-    "wanda": 0.8,
-    "wanda-owl": 0.7,
-    "sparsegpt": 0.5,
-    "sparsegpt-owl": 0.4,
-}
+# One part of the step at a time, beside the whole.
+PARTS = (
+    "adamw lr=8e-3 methods=all",
+    "horst lr=8e-3 alpha=auto methods=all",
+    "adamw lr=8e-3 norm_lr_ratio=6 methods=all",
+    "horst lr=8e-3 alpha=0 max_step=0.002 methods=all",
+    "horst lr=8e-3 alpha=27.3 no_mirror=matrix+embedding+position methods=all",
+    "horst lr=2e-3 alpha=auto",
+)
 
 
 def cost(row):
@@ -38,9 +54,9 @@ def cost(row):
     return start + 20 * row["sparsity"] ** 4 * METHODS.get(row["method"], 0.4) / (1 + gain) + 0.1 * row["seed"]
 
 
-def made_up(name):
+def made_up(name, points):
     """What a study would write."""
-    config = RECIPES[name].scales["cpu"]()
+    config = dataclasses.replace(RECIPES[name].scales["cpu"](), points=points, seeds=(0, 1))
     rows = []
     for point in {point.name: point for point in frontier.points(config) if point.seed in config.seeds}.values():
         about = frontier.about_optimizer(point.optimizer, point.run.optimization)
@@ -70,8 +86,14 @@ def made_up(name):
 
 @pytest.fixture(scope="session")
 def studies():
-    """By name, the three studies."""
-    return {name: made_up(name) for name in ("frontier_language", "frontier_vision", "frontier_compositions")}
+    """By name, the two studies."""
+    return {name: made_up(name, points) for name, points in POINTS.items()}
+
+
+@pytest.fixture(scope="session")
+def parts():
+    """A language study of parts of the step."""
+    return made_up("frontier_language", PARTS)
 
 
 COMPARED = (0.5, 0.7)

@@ -41,7 +41,7 @@ def rows_of(table, **cells):
 
 
 def test_seeds_are_averaged_and_a_run_that_two_studies_share_counts_once(studies):
-    cells = cells_of([studies["frontier_compositions"], studies["frontier_language"]])
+    cells = cells_of([studies["frontier_language"], studies["frontier_language"]])
     assert {len(cell.rows) for cell in cells} == {2}
     cell = next(
         c for c in cells if c.row["optimizer"] == "adamw" and c.row["lr"] == 2e-3 and c.row["method"] == "dense"
@@ -96,66 +96,20 @@ def test_adamw_is_at_its_best_over_learning_rates_and_decays(studies):
     assert row["seeds"] == "2"
 
 
-def test_every_contender_is_shown_at_its_best(studies):
-    language, compositions = studies["frontier_language"], studies["frontier_compositions"]
-    table = frontier.contenders_table([compositions, language], width=64, steps=400)
-    rows = [
-        row
-        for row in [*compositions.rows, *language.rows]
-        if (row["width"], row["steps"]) == (64, 400) and row["mirror"] == "matrices"
-        and row["method"] in ("dense", "magnitude") and row["seed"] == 0
-    ]  # fmt: skip
-    for name, wanted in {
-        "AdamW": {"optimizer": "adamw"},
-        "HORST, alpha auto": {"optimizer": "horst", "alpha": "auto"},
-        "HORST, alpha auto, l1": {"optimizer": "horst-l1"},
-        "AdamW, l1": {"optimizer": "adamw-l1"},
-        "Muon": {"optimizer": "muon"},
-        "spred": {"optimizer": "spred"},
-    }.items():
-        (shown,) = rows_of(table, name=name)
-        for level, title in ((0.0, "dense"), (0.5, "50%"), (0.8, "80%")):
-            own = [row for row in rows if all(row.get(k) == v for k, v in wanted.items()) and row["sparsity"] == level]
-            assert shown[title].startswith(f"{min(row['perplexity'] for row in own) + 0.05:.2f} ± 0.07")
-    assert {row["name"].split(",")[0] for row in rows_of(table)} == {
-        LABELS[row["optimizer"]].split(",")[0] for row in rows
-    }
-    long = frontier.contenders_table([language], steps=1600)
-    assert [row[0] for row in long.rows] == [
-        "AdamW",
-        "HORST",
-        "HORST, alpha auto",
-        "AdamW, l1",
-        "HORST, alpha auto, l1",
-    ]
-
-
 def test_every_optimizer_has_a_label_and_a_colour():
     assert set(LABELS) == set(COLOURS) == {*get_args(Name), "adamw-clipped-lr"}, "the last is in old results alone"
     assert len(set(COLOURS.values())) == len(COLOURS)
 
 
-def test_ways_to_prune_and_tensors_of_the_mirror_step(studies):
-    compositions = studies["frontier_compositions"]
-    table = frontier.pruning_table([compositions])
-    assert list(table.columns) == ["perplexity", "pruned by", "seeds", "dense", "50%", "60%", "70%", "80%"]
-    assert len(table.rows) == 3 * len(compositions.config["methods"])
-    (row,) = rows_of(table, name="HORST, alpha auto", **{"pruned by": "SparseGPT"})
-    same = {"optimizer": "horst", "alpha": "auto", "method": "sparsegpt", "sparsity": 0.7, "seed": 0}
-    own = [row["perplexity"] for row in compositions.rows if all(row[key] == value for key, value in same.items())]
-    assert row["70%"].startswith(f"{min(own) + 0.05:.2f} ±")
-    tensors = frontier.tensors_table([compositions])
-    assert tensors.column("mirror step on") == ["", "matrices", "blocks", "all", "embeddings, positions, head"] * 2
-    assert all(cell for row in tensors.rows for cell in row[3:])
-
-
-def test_ways_to_train_sparse(studies):
-    better = changed(studies["frontier_vision"], lambda row: {"top1": 0.99}, method="rigl", alpha="auto")
-    table = frontier.methods_of_training_table([better])
-    assert list(table.columns) == ["accuracy in %", "lr", "pruned by", "seeds", "90%"]
-    assert {row["pruned by"] for row in rows_of(table)} == {"AC/DC", "GMP", "RigL"}
-    (row,) = rows_of(table, name="HORST, alpha auto", **{"pruned by": "RigL"})
-    assert row["90%"] == "99.00 ± 0.00"
+def test_parts_of_the_step_stand_beside_the_whole_at_their_learning_rates(parts):
+    table = frontier.parts_table([parts], methods=("magnitude", "sparsegpt"))
+    names = ["AdamW", "HORST, alpha auto", "AdamW, norms at 6 lr", "AdamW, lr at most 0.002", "HORST, alpha 27.3"]
+    assert [row[0] for row in table.rows[::2]] == names, "auto at 2e-3 has no part beside it"
+    assert table.column("mirror step on")[::2] == ["", "all", "", "", "norm gains"]
+    assert table.column("pruned by") == ["magnitude", "SparseGPT"] * 5
+    assert set(table.column("lr")) == {"0.008"}
+    assert "norms" not in str(frontier.tuned_table([parts]).rows), "an ablation is no contender"
+    assert any("One part" in str(table.caption) for table in frontier.language([parts]).tables)
 
 
 def test_a_dense_model_is_in_a_row_with_the_seeds_that_were_pruned_so():
@@ -254,7 +208,7 @@ def test_where_all_dense_adamw_broke_down_nothing_is_compared_with_it(studies):
 
 
 @pytest.mark.parametrize("where", [{"method": "dense"}, {"optimizer": "adamw"}, {}])
-@pytest.mark.parametrize("study", ["language", "vision", "compositions"])
+@pytest.mark.parametrize("study", ["language", "vision"])
 @pytest.mark.filterwarnings("error")
 def test_a_study_of_which_runs_broke_down_has_its_report(studies, study, where, tmp_path):
     content = getattr(frontier, study)([broken_down(studies[f"frontier_{study}"], **where)])
@@ -332,7 +286,7 @@ def test_perplexity_is_drawn_against_actual_zeros_with_dense_adamw_across():
     assert figure.get_figwidth() <= 7.3, "100 pixels per inch: readable at 700"
 
 
-@pytest.mark.parametrize("name", ["frontier_language", "frontier_vision", "frontier_compositions"])
+@pytest.mark.parametrize("name", ["frontier_language", "frontier_vision"])
 def test_every_figure_of_a_section_can_be_drawn(studies, name):
     content = getattr(frontier, name.removeprefix("frontier_"))([studies[name]])
     for figure in content.figures:

@@ -229,7 +229,9 @@ def about_optimizer(optimizer: Name, optimization: Optimization) -> dict[str, An
         "alpha_lr": alpha_lr,
         "strength": own.get(optimizer, alpha_lr),
         "lr": optimization.lr,
+        "beta2": optimization.betas[1],
         "weight_decay": optimization.weight_decay,
+        "decay": optimization.decay,
         "mirror": optimization.mirror + ", not " * bool(optimization.no_mirror) + ", ".join(optimization.no_mirror),
     }
 

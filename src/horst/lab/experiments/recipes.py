@@ -226,20 +226,6 @@ RECIPES: dict[str, Recipe] = {
             "gpu": partial(frontier.VisionStudy, run=_lr1e_3(_CIFAR), points=frontier_points.VISION_GPU, seeds=(0,)),
         },
     ),
-    "frontier_compositions": Recipe(
-        about="Beyond the paper: other compositions, other sparse optimizers, other ways to prune",
-        run=partial(frontier.run, name="frontier_compositions"),
-        scales={
-            "cpu": partial(
-                frontier.LanguageStudy,
-                run=_FRONTIER_BYTES,
-                points=frontier_points.COMPOSITIONS,
-                directory=pathlib.Path("runs/frontier_compositions"),
-                device="cpu",
-            )
-        },
-        sparsities_in_one_run=True,
-    ),
     "compare_language": Recipe(
         about="Beyond the paper: every contender with equal tries, language models pruned in one shot",
         run=partial(compare.run, name="compare_language"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from horst.lab.experiments.result import Result
 from horst.lab.report.document import Content, Figure
 from horst.lab.report.quality_figures import against_product, against_zeros
 from horst.lab.report.quality_tables import EDGE, compare_words, quality_table
+from horst.lab.report.runs import cells_of, is_whole
 from horst.lab.report.tables import Row, Table
 
-ALL_TUNED = ("lr", "weight_decay", "alpha", "l1", "strength")
 RATES_TUNED = ("lr", "weight_decay")
 MAIN_METHODS = ("magnitude", "acdc")
 _SEEDS = (
@@ -21,23 +22,16 @@ _SEEDS = (
 
 
 def main_contenders(row: Row) -> bool:
-    """AdamW and HORST at alpha 5 and auto, as they are and with ``l1``; the mirror step on the default tensors."""
-    return row.get("alpha") in (0.0, 5.0, "auto") and default_tensors(row) and row["optimizer"] in (
-        "adamw", "adamw-clipped-lr", "adamw-l1", "horst", "horst-l1",
+    """AdamW and HORST at alpha 5 and auto, as they are and with ``l1``."""
+    return row.get("alpha") in (0.0, 5.0, "auto") and is_whole(row) and row["optimizer"] in (
+        "adamw", "adamw-l1", "horst", "horst-l1",
     )  # fmt: skip
 
 
-def default_tensors(row: Row) -> bool:
-    """Whether the mirror step is on the tensors that the studies give it to, or there is none."""
-    return row.get("mirror") in (None, "matrices")
-
-
-def tuned_table(results: Sequence[Result]) -> Table:
-    """AdamW and HORST, each at its best learning rate and decay for every level."""
+def tuned_table(results: Sequence[Result], methods: Collection[str] = MAIN_METHODS) -> Table:
+    """AdamW and HORST, each at its best learning rate, decay and ``l1`` for every level."""
     one_shot = "perplexity" in results[0].rows[0]  # of sparse training each level is a model of its own
-    return quality_table(
-        results, best_over=(*RATES_TUNED, "l1"), where=main_contenders, methods=MAIN_METHODS, free=one_shot
-    )
+    return quality_table(results, best_over=(*RATES_TUNED, "l1"), where=main_contenders, methods=methods, free=one_shot)
 
 
 def rate_table(results: Sequence[Result]) -> Table:
@@ -52,88 +46,42 @@ def rate_table(results: Sequence[Result]) -> Table:
     )
 
 
-def contenders_table(results: Sequence[Result], **wanted: int) -> Table:
-    """Every contender at its best learning rate, decay and strength, pruned by magnitude.
+def parts_table(results: Sequence[Result], methods: Collection[str] = ("magnitude",)) -> Table:
+    """Runs with one part of HORST's step, beside AdamW and HORST with the same learning rates and ``l1``."""
 
-    Args:
-        results: Files of language studies.
-        wanted: Values that the rows shown must have, such as ``steps=400``.
-    """
+    def settings(row: Row) -> tuple[Any, ...]:
+        return row["lr"], row.get("l1"), row.get("beta2")
+
+    of_parts = {settings(cell.row) for cell in cells_of(results) if not is_whole(cell.row)}
 
     def where(row: Row) -> bool:
-        return default_tensors(row) and all(row[name] == value for name, value in wanted.items())
+        return not is_whole(row) or (settings(row) in of_parts and row["alpha"] in (0.0, "auto"))
 
-    return quality_table(results, best_over=ALL_TUNED, where=where, methods=("magnitude",))
-
-
-def pruning_table(results: Sequence[Result]) -> Table:
-    """AdamW and HORST pruned in every way, each at its best learning rate for the level."""
-    kept = ("adamw", "horst")
-    return quality_table(
-        results, best_over=RATES_TUNED, where=lambda row: row["optimizer"] in kept and main_contenders(row)
-    )
-
-
-def tensors_table(results: Sequence[Result]) -> Table:
-    """Which tensors get the mirror step, at the products of alpha and the learning rate that all choices have."""
-    everywhere = {(row["alpha"], row["lr"]) for result in results for row in result.rows if row["mirror"] == "all"}
-    return quality_table(
-        results,
-        where=lambda row: (
-            row["optimizer"] == "adamw" or (row["optimizer"] == "horst" and (row["alpha"], row["lr"]) in everywhere)
-        ),
-        methods=("magnitude",),
-        show=["lr", "mirror step on"],
-    )
-
-
-def methods_of_training_table(results: Sequence[Result]) -> Table:
-    """AC/DC, GMP and RigL with AdamW and HORST, at the settings that all of them have."""
-    others = [row for result in results for row in result.rows if row["method"] not in ("dense", "acdc")]
-    names = ("lr", "width", "weight_decay", "sparsity")
-    same = {tuple(row[name] for name in names) for row in others}
-    return quality_table(
-        results, where=lambda row: main_contenders(row) and tuple(row[name] for name in names) in same, show=["lr"]
-    )
+    return quality_table(results, where=where, methods=methods, show=["lr", "mirror step on"])
 
 
 def language(results: Sequence[Result]) -> Content:
-    """Perplexity against alpha * lr, auto against alpha 5 and AdamW, all tuned."""
+    """Perplexity against alpha * lr, auto against alpha 5 and AdamW, all tuned; one part of the step at a time."""
     levels = sorted({row["sparsity"] for row in results[0].rows})
     shown = list(dict.fromkeys([levels[0], levels[len(levels) // 2], levels[-1]]))
-    curves = _curves(results, (*RATES_TUNED, "l1"), "settings")
-    return _study(results, [*_products(results, "perplexity", shown, levels[:1]), curves])
+    curves = _curves(results)
+    parts = []
+    if any(not is_whole(row) for row in results[0].rows):
+        parts = [parts_table(results).captioned(f"One part of the step at a time, pruned by magnitude. {_SEEDS}")]
+    return _study(results, [*_products(results, "perplexity", shown, levels[:1]), curves], parts)
 
 
 def vision(results: Sequence[Result]) -> Content:
     """Accuracy against alpha * lr, auto against alpha 5 and AdamW, and ways to train sparse."""
     levels = sorted({row["sparsity"] for row in results[0].rows})[-1:]
-    more = []
-    if {row["method"] for row in results[0].rows} - {"dense", "acdc"}:
-        more = [methods_of_training_table(results).captioned(f"Ways to train sparse. {_SEEDS}")]
-    return _study(results, _products(results, "accuracy", levels, levels), more)
+    return _study(results, _products(results, "accuracy", levels, levels))
 
 
-def compositions(results: Sequence[Result]) -> Content:
-    """Other contenders, other ways to prune, other tensors."""
-    methods = [name for name in ("magnitude", "sparsegpt") if name in {row["method"] for row in results[0].rows}]
-    return Content(
-        tables=[
-            contenders_table(results).captioned(f"Every contender at its best, pruned by magnitude. {_SEEDS}"),
-            pruning_table(results).captioned(f"Ways to prune, each model at its best learning rate. {_SEEDS}"),
-            tensors_table(results).captioned(f"Which tensors get the mirror step, pruned by magnitude. {_SEEDS}"),
-        ],
-        figures=[_curves(results, RATES_TUNED, "learning rate", methods)],
-    )
-
-
-def _curves(
-    results: Sequence[Result], best_over: Sequence[str], tuned: str, methods: Sequence[str] = ("magnitude",)
-) -> Figure:
+def _curves(results: Sequence[Result]) -> Figure:
     return Figure(
         name="sparsity",
-        draw=functools.partial(against_zeros, results, best_over=best_over, where=main_contenders, methods=methods),
-        caption=f"Perplexity against actual zeros, each optimizer at its best {tuned} for the level; dotted: dense "
+        draw=functools.partial(against_zeros, results, best_over=(*RATES_TUNED, "l1"), where=main_contenders),
+        caption="Perplexity against actual zeros, each optimizer at its best settings for the level; dotted: dense "
         "AdamW at its best.",
         alt="Line charts of perplexity against the share of zeros; the tables have the same numbers.",
     )

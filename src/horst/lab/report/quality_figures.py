@@ -10,7 +10,7 @@ from horst.extras import load_extra
 from horst.lab.experiments.result import Result
 from horst.lab.report.figures import new_figure
 from horst.lab.report.quality_tables import dense_adamw, lines_of
-from horst.lab.report.runs import Cell, at, best, budget, by_budget, cells_of, contender
+from horst.lab.report.runs import Cell, at, best, budget, by_budget, cells_of, contender, is_whole
 from horst.lab.report.tables import Row, level_name
 from horst.lab.report.transformer_figures import COLOURS, STYLES
 
@@ -68,7 +68,7 @@ def against_product(results: Sequence[Result], levels: Sequence[float], key: str
         key: Measurement to draw on a logarithmic axis; none is the quality.
     """
     cells = [c for c in cells_of(results) if c.row["method"] in ("dense", "magnitude", "acdc")]
-    cells = [c for c in cells if c.row.get("mirror") in (None, "matrices")]
+    cells = [c for c in cells if is_whole(c.row)]
     shown = [(name, at(own, sparsity=level), level) for name, own in by_budget(cells).items() for level in levels]
     horst = at(cells, optimizer="horst")
     rates = sorted({c.row["lr"] for c in horst})

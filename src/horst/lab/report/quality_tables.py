@@ -9,7 +9,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from horst.lab.experiments.result import Result
-from horst.lab.report.runs import Cell, at, best, budget, by_budget, cells_of, contender, identity, length_and_width
+from horst.lab.report.runs import (
+    Cell,
+    at,
+    best,
+    budget,
+    by_budget,
+    cells_of,
+    contender,
+    identity,
+    is_whole,
+    length_and_width,
+)
 from horst.lab.report.tables import Row, Table, level_name, number
 
 EDGE = "†"  # the best is the first or last of three or more that were tried: better ones may lie outside
@@ -19,7 +30,10 @@ _DENSE_METHODS = ("dense", "")
 _MIRRORED = {
     "all but matrix, embedding, position, head": "norm gains",
     "all, not matrix, embedding, position, head": "norm gains",
-    "matrices, not matrix": "embeddings, positions, head",
+    "all, not matrix, embedding, position": "norm gains",
+    "all, not norm": "all but norm gains",
+    "all, not norm, embedding, position": "block matrices",
+    "all, not norm, matrix": "embeddings, positions",
 }
 # Settings that may tell rows of a table apart, each a column where not all rows share it.
 SETTINGS: Mapping[str, Callable[[Row], Any]] = {
@@ -129,7 +143,7 @@ def compare_words(results: Sequence[Result], first: str, second: str) -> str:
         results: Files of a study.
         first, second: Names as :func:`~horst.lab.report.runs.contender` gives them.
     """
-    cells = [cell for cell in cells_of(results) if cell.row.get("mirror") in (None, "matrices")]
+    cells = [cell for cell in cells_of(results) if is_whole(cell.row)]
     cells = [cell for cell in cells if cell.row["method"] in ("dense", "magnitude", "acdc", "")]
     compared, clearly, beside, better, worse = 0, 0, 0, 0, []
     others = {identity(c.row, without=("optimizer", "alpha", "alpha_lr", "strength")): c

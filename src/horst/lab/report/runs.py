@@ -82,6 +82,19 @@ def contender(row: Row, *, tuned: Iterable[str] = ()) -> str:
     return label
 
 
+def is_whole(row: Row) -> bool:
+    """Whether a run is no ablation: the mirror step is on all tensors or on none, and all have one learning rate.
+
+    Example:
+        >>> is_whole({"alpha": 5.0, "mirror": "all"}), is_whole({"alpha": 5.0, "mirror": "blocks"})
+        (True, False)
+        >>> is_whole({"alpha": 0.0, "mirror": "blocks"}), is_whole({"alpha": 0.0, "norm_lr_ratio": 6.0})
+        (True, False)
+    """
+    everywhere = not row.get("alpha") or row.get("mirror") in (None, "all")
+    return everywhere and row.get("norm_lr_ratio") is None and row.get("max_step") is None
+
+
 def short_label(optimizer: str) -> str:
     """An optimizer's name without its strength.
 

@@ -159,7 +159,6 @@ KINDS: Mapping[str, Kind] = {
     "rigl_gradient_scaling": Kind("Scaled gradients in RigL, on digits", _VISION, _rows_as_they_are),
     "frontier_language": Kind("Beyond the paper: alpha and the learning rate, language", _BEYOND, frontier.language),
     "frontier_vision": Kind("Beyond the paper: alpha and the learning rate, vision", _BEYOND, frontier.vision),
-    "frontier_compositions": Kind("Beyond the paper: other compositions", _BEYOND, frontier.compositions),
     "compare_language": Kind("Every contender with equal tries, language", _BEYOND, compare.section),
     "compare_vision": Kind("Every contender with equal tries, vision", _BEYOND, compare.section),
     "figure1_weight_spread": Kind("Figure 1: how weights are spread", "Weights", weight_spread),
