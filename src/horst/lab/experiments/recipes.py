@@ -207,7 +207,7 @@ RECIPES: dict[str, Recipe] = {
                 sparsities=(0.5, 0.6, 0.7, 0.8),
                 prune_layers="blocks",
                 seeds=(0, 1),
-                **_METHODS,
+                **{**_METHODS, "methods": (*_METHODS["methods"], "magnitude-owl", "wanda-owl", "sparsegpt-owl")},
             ),
         },
         sparsities_in_one_run=True,
