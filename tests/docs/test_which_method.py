@@ -1,4 +1,4 @@
-"""What *Which method when* and the study behind it say in words holds in the result files, seed by seed."""
+"""What *What to use* and the study of methods say in words holds in the result files, seed by seed."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from horst.lab.report.quality_tables import EDGE
 from horst.lab.report.tables import Table
 
 ROOT = pathlib.Path(__file__).parents[2]
-ADVICE = (ROOT / "docs/which_method.md").read_text(encoding="utf-8")
+ADVICE = " ".join((ROOT / "docs/what_to_use.md").read_text(encoding="utf-8").split())
 PAGE = (ROOT / "docs/studies/method_comparison.md").read_text(encoding="utf-8")
 VISION_STUDY = (ROOT / "docs/studies/vision.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "results/transformers"

@@ -137,6 +137,18 @@ def test_norm_layers_step_by_their_ratio_and_decay_as_the_others(name):
             assert_close(six, one, rtol=0, atol=0)
 
 
+def test_embeddings_and_positions_of_adamw_may_have_a_learning_rate_of_their_own():
+    model = GPT2(SHAPE)
+    given = Optimization(lr=0.01, weight_decay=0.5, decay="all", norm_lr_ratio=6.0, embedding_lr_ratio=4.0)
+    optimizer = given.make(model, "adamw")
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, rate in found.items():
+        ratio = 4.0 if ".wte." in name or ".wpe." in name else 6.0 if ".ln_" in name else 1.0
+        assert rate == pytest.approx((0.01 * ratio, 0.5 / ratio)), name
+
+
 def test_horst_without_a_mirror_step_and_with_a_bound_is_adamw_at_the_bound():
     torch.manual_seed(0)
     start = GPT2(SHAPE).double()

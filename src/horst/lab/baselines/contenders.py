@@ -65,9 +65,9 @@ class Optimization:
             ``alpha`` of 0 the contender is AdamW with that bound.
         ham_alpha: Strength of HAM's mirror step; its public default is 200.
         ham_beta: Decay inside HAM's mirror step; its public default is 1e-3.
-        norm_lr_ratio: Learning rate of the parameters of norm layers over ``lr``, for AdamW. Their decay per step stays
-            that of the others. The mirror step makes the step of a gain of 1 about ``1 + alpha`` times as large, and
-            this does that alone.
+        norm_lr_ratio, embedding_lr_ratio: Learning rate of norm layers, and of embeddings and positions, over ``lr``,
+            for AdamW. Their decay per step stays that of the others. The mirror step makes the step of a weight of
+            size w about ``1 + alpha * w`` times as large; this makes it larger whatever the weight.
         muon_lr_ratio: Muon's learning rate for the matrices in the blocks over ``lr``, at which Adam steps the rest.
             Its updates are scaled to the size of AdamW's (``match_rms_adamw``), so 1 compares like with like.
         matrix_lr: Learning rate of the matrices, for contenders whose updates have another size than Adam's; ``lr`` is
@@ -105,6 +105,7 @@ class Optimization:
     ham_alpha: float = option(200.0, read_by=("ham",))
     ham_beta: float = option(0.0, read_by=("ham",))
     norm_lr_ratio: float = option(1.0, read_by=("adamw", "adamw-l1"))
+    embedding_lr_ratio: float = option(1.0, read_by=("adamw", "adamw-l1"))
     muon_lr_ratio: float = option(1.0, read_by=("muon", "muon-l1", "muon-l1-horst", "horst-muon", "horst-muon-l1"))
     matrix_lr: float | None = option(None, read_by=("madam", "lmd", "linbreg", "adabreg", "scion"))
     l1: float = option(0.1, read_by=("adamw-l1", *_L1_IN_BLOCKS, "pat"))
@@ -148,7 +149,7 @@ class Optimization:
         alpha, beta = self.strength(name)
         read = self.settings(name)
         own = {"l1": self.l1} if "l1" in read else {}
-        for bound, unset in (("norm_lr_ratio", 1.0), ("max_step", None)):
+        for bound, unset in (("norm_lr_ratio", 1.0), ("embedding_lr_ratio", 1.0), ("max_step", None)):
             if read.get(bound, unset) != unset:
                 own[bound] = read[bound]
         return {"optimizer": name, "alpha": alpha, "beta": beta, **own}
@@ -246,14 +247,16 @@ def _adamw(
     return adamw
 
 
-def _norm_lr(given: Optimization, model: nn.Module, groups: Groups) -> Groups:
-    """The groups with the norm layers' learning rate of their own, if they have one."""
-    ratio = given.norm_lr_ratio
-    if ratio == 1:
-        return groups
+def _own_lrs(given: Optimization, model: nn.Module, groups: Groups) -> Groups:
+    """The groups with the learning rates of their own that norm layers, embeddings and positions may have."""
     kinds = parameter_kinds(model)
-    norms, rest = _divide(groups, [p for name, p in model.named_parameters() if kinds[name] == "norm"])
-    return [*({**g, "lr": ratio * given.lr, "weight_decay": g["weight_decay"] / ratio} for g in norms), *rest]
+    ratios = {"norm": given.norm_lr_ratio, "embedding": given.embedding_lr_ratio, "position": given.embedding_lr_ratio}
+    for kind, ratio in ratios.items():
+        if ratio != 1:
+            own, rest = _divide(groups, [p for name, p in model.named_parameters() if kinds[name] == kind])
+            rates = [{"lr": ratio * given.lr, "weight_decay": g["weight_decay"] / ratio} for g in own]
+            groups = [*({**g, **rate} for g, rate in zip(own, rates, strict=True)), *rest]
+    return groups
 
 
 def _hyperbolic(given: Optimization, model: nn.Module, groups: Groups) -> Optimizer:
@@ -365,9 +368,9 @@ _OWN_STEPS: dict[Name, Callable[[Optimization, Groups], Optimizer]] = {
 _IN_BLOCKS = frozenset({"spred", "dwf", "pilot", "sign-in", "linbreg", "adabreg"})
 
 _MAKERS: dict[Name, Callable[[Optimization, nn.Module, Groups], Optimizer]] = {
-    "adamw": lambda given, model, groups: _adamw(given, model, _norm_lr(given, model, groups)),
+    "adamw": lambda given, model, groups: _adamw(given, model, _own_lrs(given, model, groups)),
     "adamw-penalty": partial(_adamw, hook=penalize_l1),
-    "adamw-l1": lambda given, model, groups: _adamw(given, model, _norm_lr(given, model, groups), soft_threshold),
+    "adamw-l1": lambda given, model, groups: _adamw(given, model, _own_lrs(given, model, groups), soft_threshold),
     "ham": lambda given, model, groups: HAM(groups, **given.adam),
     "horst": lambda given, model, groups: HORST(groups, **given.adam),
     "horst-l1": lambda given, model, groups: HORST(groups, **given.adam),

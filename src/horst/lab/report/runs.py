@@ -75,8 +75,9 @@ def contender(row: Row, *, tuned: Iterable[str] = ()) -> str:
         label += f", alpha {number(alpha, 'g')}" + (f", beta {row['beta']:g}" if row.get("beta") else "")
     if row.get("l1"):
         label += ", l1" if "l1" in tuned else f", l1 {row['l1']:g}"
-    if row.get("norm_lr_ratio"):
-        label += f", norms at {row['norm_lr_ratio']:g} lr"
+    for kind in ("norm", "embedding"):
+        if row.get(f"{kind}_lr_ratio"):
+            label += f", {kind}s at {row[f'{kind}_lr_ratio']:g} lr"
     if row.get("max_step"):
         label += f", lr at most {row['max_step']:g}"
     return label
@@ -92,7 +93,7 @@ def is_whole(row: Row) -> bool:
         (True, False)
     """
     everywhere = not row.get("alpha") or row.get("mirror") in (None, "all")
-    return everywhere and row.get("norm_lr_ratio") is None and row.get("max_step") is None
+    return everywhere and all(row.get(own) is None for own in ("norm_lr_ratio", "embedding_lr_ratio", "max_step"))
 
 
 def short_label(optimizer: str) -> str:
