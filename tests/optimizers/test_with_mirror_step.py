@@ -309,6 +309,20 @@ def test_counters_of_an_operator_load_as_they_were_saved():
     assert [state[key] for key in counters] == [torch.tensor(259.0)] * 2
 
 
+@pytest.mark.parametrize("change", ["group", "state"])
+def test_a_group_that_came_past_the_mirror_step_says_where_to_add_it(change):
+    a, b = params_like([(3,), (2,)])
+    adamw = torch.optim.AdamW([a])
+    state = copy.deepcopy(adamw.state_dict())
+    optimizer = with_mirror_step(adamw)
+    if change == "group":
+        adamw.add_param_group({"params": [b]})
+    else:
+        adamw.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"a group of AdamW has no mirror_alpha.*what with_mirror_step returned"):
+        optimizer.step()
+
+
 def test_hooks_of_saving_and_loading_run_once_each_on_both_optimizers():
     composed, seen = with_mirror_step(torch.optim.SGD(params_like([(4,)]))), []
     for optimizer in (composed, composed.base):

@@ -230,6 +230,12 @@ class WithMirrorStep(Optimizer):
         """
         if not torch.compiler.is_compiling():
             for group in self.param_groups:
+                if "mirror_alpha" not in group:
+                    raise RuntimeError(
+                        f"a group of {type(self.base).__name__} has no mirror_alpha: it was added to this optimizer, "
+                        "or came with a state that was loaded into it. Add groups to what with_mirror_step returned, "
+                        "and load states into that."
+                    )
                 self._auto.check_step(group)
         clipped = self._clip_lr()
 
