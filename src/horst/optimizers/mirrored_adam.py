@@ -153,7 +153,8 @@ class MirroredAdam(Optimizer):
         """Load a state of this class or of ``torch.optim.AdamW``.
 
         Options that AdamW lacks keep their current values, and so do ``foreach``, ``fused`` and ``capturable``: a
-        checkpoint written on another machine, or by a trainer with other defaults, continues here.
+        checkpoint written on another machine, or by a trainer with other defaults, continues here. A state of HAM
+        brings HAM's ``alpha``, which is too large for HORST: set it again.
         """
         groups = state_dict["param_groups"]
         for entry in state_dict["state"].values():

@@ -41,7 +41,7 @@ def with_mirror_step(
     :math:`\alpha, \beta` are ``alpha``, ``beta``. ``with_mirror_step(torch.optim.AdamW(...))`` equals
     :class:`horst.HORST` up to rounding; HORST is faster and needs no copy.
 
-    Costs one copy of the mirrored parameters while the step runs, and one extra pass over them. Because the step is
+    Costs one copy of the mirrored parameters while the step runs, and two more passes over them. Because the step is
     recovered from the weights, float32 weights keep it to about four digits and half-precision weights lose most of it:
     keep those in float32.
 
