@@ -127,6 +127,21 @@ def test_alpha_zero_leaves_the_base_optimizer():
     assert torch.equal(a[0], b[0])
 
 
+def test_with_a_closure_too_weights_without_a_gradient_are_left_alone():
+    used, unused = params_like([(3,), (2,)])
+    before = unused.detach().clone()
+    optimizer = with_mirror_step(torch.optim.AdamW([used, unused], lr=0.1, weight_decay=0.5), alpha=5.0, beta=0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = used.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.testing.assert_close(unused.detach(), before, rtol=0, atol=0)
+
+
 def test_a_started_optimizer_keeps_its_state():
     a, b = params_like([(6, 3)]), params_like([(6, 3)])
     started, plain = torch.optim.SGD(a, lr=0.1, momentum=0.9), torch.optim.SGD(b, lr=0.1, momentum=0.9)
