@@ -1,5 +1,6 @@
 """AdamS against its formula in float64; without masks it is AdamW."""
 
+import copy
 import math
 
 import hypothesis.strategies as st
@@ -92,6 +93,22 @@ def test_param_groups_and_named_parameters_keep_the_pull():
     for params in (horst.param_groups(model, weight_decay=0.1), model.named_parameters()):
         optimizer = AdamS(params, steps=10, pull=0.5)
         assert all(group["pull"] == 0.5 and group["steps"] == 10 for group in optimizer.param_groups)
+
+
+def test_frozen_weights_may_be_half_precision_or_integers():
+    frozen = [nn.Parameter(torch.ones(2, dtype=dtype), requires_grad=False) for dtype in (torch.bfloat16, torch.uint8)]
+    AdamS([nn.Parameter(torch.ones(2)), *frozen], steps=10).step()
+
+
+def test_a_state_of_adamw_goes_on_with_the_options_of_the_groups():
+    weight = nn.Parameter(torch.ones(3))
+    adamw = torch.optim.AdamW([weight], lr=0.01)
+    step_with(adamw, weight, torch.ones(2, 3))
+    optimizer = AdamS([{"params": [weight], "pull": 0.5}], steps=10)
+    optimizer.load_state_dict(copy.deepcopy(adamw.state_dict()))
+    step_with(optimizer, weight, torch.ones(1, 3))
+    assert optimizer.state[weight]["step"] == 3
+    assert [optimizer.param_groups[0][key] for key in ("lr", "pull", "steps")] == [0.01, 0.5, 10]
 
 
 def test_other_methods_of_sparsity_mask_it_as_they_mask_adamw():

@@ -376,6 +376,19 @@ def test_a_closure_sees_the_learning_rate_that_was_given_and_may_schedule_it():
     assert weight.max() > 0.017  # two steps of 1e-3
 
 
+def test_a_rate_that_the_optimizer_sets_itself_stays():
+    class Halving(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            self.param_groups[0]["lr"] /= 2
+
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = with_mirror_step(Halving([{"params": [weight], "max_step": 0.1}], lr=0.4), alpha=1.0)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05  # half of what it was given
+
+
 def test_a_soft_threshold_after_a_mirror_step_follows_its_bound():
     weight = nn.Parameter(torch.full((8, 8), 0.02))
     base = torch.optim.AdamW([{"params": [weight], "l1": 1.0, "max_step": 0.002}], lr=0.01, weight_decay=0.0)

@@ -402,6 +402,17 @@ def test_sparse_gradients_are_refused(cls):
 
 
 @pytest.mark.parametrize("cls", [horst.HORST, horst.HAM])
+def test_frozen_parameters_may_have_any_dtype(cls):  # as the codes of a quantized layer do
+    codes = nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = cls([codes, weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert not codes.any()
+    assert (weight < 1).all()
+
+
+@pytest.mark.parametrize("cls", [horst.HORST, horst.HAM])
 def test_complex_parameters_are_refused(cls):
     with pytest.raises(ValueError, match=r"complex64.*AdamW"):
         cls([nn.Parameter(torch.zeros(3, dtype=torch.complex64))])

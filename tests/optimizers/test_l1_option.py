@@ -362,6 +362,23 @@ def test_hooks_refuse_an_optimizer_with_a_threshold_of_its_own(hook):
     assert_close(b.detach(), expected)
 
 
+def test_a_second_threshold_is_refused_and_one_after_remove_is_not():
+    (weight,) = weights_like([(4, 3)])
+    optimizer = torch.optim.SGD([{"params": [weight], "l1": 0.5}], lr=0.1)
+    handle = soft_threshold(optimizer)
+    with pytest.raises(ValueError, match=r"SGD has a soft threshold already.*twice.*remove\(\)"):
+        soft_threshold(optimizer)
+    with pytest.raises(ValueError, match=r"SGD has a soft threshold already"):
+        soft_threshold(with_mirror_step(optimizer))
+    handle.remove()
+    soft_threshold(optimizer)
+    soft_threshold(copy.deepcopy(optimizer))  # a copy has lost the first
+    before = weight.detach().clone()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert_close(weight.detach(), shrunk(before, 0.05))
+
+
 def test_ham_has_no_l1_and_takes_the_hook_as_others_do():
     (a,), (b,) = weights_like([(4, 3)]), weights_like([(4, 3)])
     plain, hooked = (HAM([{"params": [p], "l1": 0.5}], lr=0.1) for p in (a, b))

@@ -141,6 +141,21 @@ def test_loading_does_not_share_counters_with_the_checkpoint():
     assert float(saved["state"][0]["step"]) == 3
 
 
+def test_a_state_of_adamw_goes_on_with_the_operator_adam():
+    ours, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    adamw = torch.optim.AdamW([theirs], lr=0.01, weight_decay=0.0)
+    optimizer = OperatorOptimizer([{"params": [ours], "weight_decay": 0.0}], Adam())
+    for step in range(3):
+        theirs.grad = torch.full_like(theirs, step + 1.0)
+        adamw.step()
+        if step == 1:
+            optimizer.load_state_dict(copy.deepcopy(adamw.state_dict()))
+            ours.data.copy_(theirs)
+    ours.grad = theirs.grad.clone()
+    optimizer.step()
+    assert_close(ours, theirs)
+
+
 def test_state_is_shaped_like_the_parameter():
     params = parameters()
     optimizer = OperatorOptimizer(params, Steepest(L2()) @ Adam(), lr=0.01)

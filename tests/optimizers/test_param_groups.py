@@ -181,6 +181,20 @@ def test_l1_is_for_the_matrices_that_pruning_prunes(gpt2, llama, deit, mirror):
             assert (row.name, row.decay, row.mirror) == (plain.name, plain.decay, plain.mirror)
 
 
+def test_scales_inside_the_blocks_do_not_shrink():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+            self.layer_scale = nn.Parameter(torch.full((4, 1, 1), 1e-6))  # as in ConvNeXt: l1 would end the branch
+
+    groups = param_groups(nn.Sequential(Block(), Block()), l1=0.1, mirror="matrices")
+    assert [(len(g["params"]), g["weight_decay"], g["alpha"], g["l1"]) for g in groups] == [
+        (2, 1e-2, 5.0, 0.1),
+        (2, 0.0, 5.0, 0.0),  # two or more dimensions: the mirror step
+    ]
+
+
 def test_without_l1_the_groups_do_not_mention_it(gpt2):
     for options in ({}, {"l1": 0.0}):
         groups = param_groups(gpt2, weight_decay=0.1, alpha=5.0, **options)

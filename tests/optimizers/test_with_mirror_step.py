@@ -127,6 +127,21 @@ def test_alpha_zero_leaves_the_base_optimizer():
     assert torch.equal(a[0], b[0])
 
 
+def test_with_a_closure_too_weights_without_a_gradient_are_left_alone():
+    used, unused = params_like([(3,), (2,)])
+    before = unused.detach().clone()
+    optimizer = with_mirror_step(torch.optim.AdamW([used, unused], lr=0.1, weight_decay=0.5), alpha=5.0, beta=0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = used.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.testing.assert_close(unused.detach(), before, rtol=0, atol=0)
+
+
 def test_a_started_optimizer_keeps_its_state():
     a, b = params_like([(6, 3)]), params_like([(6, 3)])
     started, plain = torch.optim.SGD(a, lr=0.1, momentum=0.9), torch.optim.SGD(b, lr=0.1, momentum=0.9)
@@ -307,6 +322,20 @@ def test_counters_of_an_operator_load_as_they_were_saved():
     loaded.load_state_dict(optimizer.state_dict())
     (state,) = loaded.state.values()
     assert [state[key] for key in counters] == [torch.tensor(259.0)] * 2
+
+
+@pytest.mark.parametrize("change", ["group", "state"])
+def test_a_group_that_came_past_the_mirror_step_says_where_to_add_it(change):
+    a, b = params_like([(3,), (2,)])
+    adamw = torch.optim.AdamW([a])
+    state = copy.deepcopy(adamw.state_dict())
+    optimizer = with_mirror_step(adamw)
+    if change == "group":
+        adamw.add_param_group({"params": [b]})
+    else:
+        adamw.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"a group of AdamW has no mirror_alpha.*what with_mirror_step returned"):
+        optimizer.step()
 
 
 def test_hooks_of_saving_and_loading_run_once_each_on_both_optimizers():

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import ParamsT, StateDict
 
 from horst.kernels.horst_step import StepTensors
-from horst.optimizers.hyperparameters import check_adamw_options, check_number
+from horst.optimizers.hyperparameters import check_adamw_options, check_number, with_own_options
 from horst.optimizers.masks import with_new_masks
 from horst.optimizers.step_parts import local_shards
 
@@ -98,7 +98,7 @@ class AdamS(Optimizer):
                 params = param_group["params"] = list(params)
             for item in [params] if isinstance(params, Tensor) else params:
                 p = item[1] if isinstance(item, tuple) else item
-                if isinstance(p, Tensor) and p.dtype not in (torch.float32, torch.float64):
+                if isinstance(p, Tensor) and p.requires_grad and p.dtype not in (torch.float32, torch.float64):
                     raise ValueError(
                         f"AdamS takes float32 or float64 weights, got one of {p.dtype} and shape {tuple(p.shape)}: a "
                         "pull as small as 4e-7 is lost in its rounding. Keep the weights in float32 and compute in "
@@ -116,6 +116,10 @@ class AdamS(Optimizer):
                 drawn towards zero; None ends that. Parameters that are not named keep their masks.
         """
         self._masks = with_new_masks(self, self._masks, masks)
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state of this class or of ``torch.optim.AdamW``; options that AdamW lacks keep their values."""
+        super().load_state_dict(with_own_options(self, state_dict))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -49,7 +49,8 @@ class HORST(MirroredAdam):
             it, as in the paper. In bfloat16 use ``stochastic_rounding``: rounding to the nearest loses the threshold on
             all but the smallest weights.
         maximize: Whether to ascend instead of descend.
-        foreach: True insists on ``torch._foreach_*`` calls; None chooses the fastest backend available.
+        foreach: True asks for ``torch._foreach_*`` calls, which stochastic rounding does without; None chooses the
+            fastest backend available.
         fused: True insists on the fused kernel (one launch per group, no temporaries). It needs CUDA and raises
             elsewhere, where AdamW has one for CPUs too. None chooses.
         capturable: Whether the step counter lives on the device, so that a CUDA graph can capture the step.

@@ -1,4 +1,4 @@
-"""Checks of hyperparameters: each error says what was given, what is allowed and what to do."""
+"""Hyperparameters: their checks, whose errors say what is given, allowed and to be done, and those a state lacks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import numbers
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import StateDict
 
 from horst.optimizers.auto_alpha import AUTO
 
@@ -71,3 +73,12 @@ def check_number(name: str, value: object, hint: str) -> None:
         raise TypeError(f"{name} must be a number of at least 0, got {value!r}; {hint}.")
     if not 0.0 <= float(value) < math.inf:  # this form refuses NaN too
         raise ValueError(f"{name} must be a number of at least 0, got {value}; {hint}.")
+
+
+def with_own_options(optimizer: Optimizer, state_dict: StateDict) -> StateDict:
+    """A state to load, whose groups take the options that they lack, as AdamW's do, from the optimizer's groups."""
+    own, loaded = optimizer.param_groups, state_dict["param_groups"]
+    if len(own) != len(loaded):  # the base class says what is wrong
+        return state_dict
+    kept = [{k: v for k, v in group.items() if k in optimizer.defaults} for group in own]
+    return {**state_dict, "param_groups": [{**old, **new} for old, new in zip(kept, loaded, strict=True)]}

@@ -30,7 +30,7 @@ def soft_threshold(optimizer: Optimizer) -> Any:
     Weights without a gradient are left alone, as by the optimizer.
 
     Returns:
-        A handle whose ``remove()`` undoes it.
+        A handle whose ``remove()`` undoes it. Until then a second call is an error: it would shrink the weights twice.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 0.2]))
@@ -42,6 +42,12 @@ def soft_threshold(optimizer: Optimizer) -> Any:
         tensor([ 0.5000, -0.5000,  0.0000])
     """
     refuse_own_l1(optimizer, "soft_threshold")
+    for part in (optimizer, getattr(optimizer, "base", optimizer)):  # base: of with_mirror_step
+        if _shrink in part._optimizer_step_post_hooks.values():
+            raise ValueError(
+                f"this {type(part).__name__} has a soft threshold already, and a second one would shrink its weights "
+                "twice. Leave this call out, or first call remove() on what the first call returned."
+            )
     return optimizer.register_step_post_hook(_shrink)
 
 

@@ -114,7 +114,8 @@ class MirroredAdam(Optimizer):
         named = [item[1] if isinstance(item, tuple) else item for item in params]
         tensors = [p for p in named if isinstance(p, Tensor)]  # the base class refuses the others
         for p in tensors:
-            if not p.dtype.is_floating_point:
+            # Frozen weights may be anything, such as the codes of a quantized layer.
+            if not p.dtype.is_floating_point and p.requires_grad:
                 raise ValueError(
                     f"{type(self).__name__} takes real floating-point parameters, got one of {p.dtype} and shape "
                     f"{tuple(p.shape)}. The mirror step needs the sign of a weight, which a complex number lacks: "
@@ -152,7 +153,8 @@ class MirroredAdam(Optimizer):
         """Load a state of this class or of ``torch.optim.AdamW``.
 
         Options that AdamW lacks keep their current values, and so do ``foreach``, ``fused`` and ``capturable``: a
-        checkpoint written on another machine, or by a trainer with other defaults, continues here.
+        checkpoint written on another machine, or by a trainer with other defaults, continues here. A state of HAM
+        brings HAM's ``alpha``, which is too large for HORST: set it again.
         """
         groups = state_dict["param_groups"]
         for entry in state_dict["state"].values():

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from horst.operators import Operator, State, dual_step, split_mirror
+from horst.optimizers.hyperparameters import with_own_options
 
 
 class OperatorOptimizer(Optimizer):
@@ -90,8 +91,11 @@ class OperatorOptimizer(Optimizer):
         return {**super().__getstate__(), "operator": self.operator}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint. Counters keep their own dtype, which torch would cast to the parameter's."""
-        super().load_state_dict(state_dict)
+        """Load a checkpoint; options that it lacks keep their values.
+
+        Counters keep their own dtype, which torch would cast to the parameter's.
+        """
+        super().load_state_dict(with_own_options(self, state_dict))
         params = [p for group in self.param_groups for p in group["params"]]
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         for p, index in zip(params, indices, strict=True):

@@ -19,7 +19,6 @@ __all__ = ["ParamGroups", "ParamRow", "param_groups"]
 DecayOn = Literal["matrices", "all"]
 MirrorOn = Literal["matrices", "blocks", "all"]
 _KINDS: tuple[str, ...] = get_args(Kind)
-_VECTORS = ("norm", "bias", "vector")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +156,7 @@ def param_groups(
         name, kind = clean_name(raw_name), kinds[raw_name]
         decays = (decay == "all" or kind in ("matrix", "head")) and not _applies(no_decay, name, kind)
         is_block_matrix = kind == "matrix" and any(raw_name.startswith(prefix) for prefix in blocks)
-        mirrors = is_block_matrix if mirror == "blocks" else mirror == "all" or kind not in _VECTORS
+        mirrors = is_block_matrix if mirror == "blocks" else mirror == "all" or p.ndim >= 2
         mirrors = mirrors and not _applies(no_mirror, name, kind)
         shrinks = l1 != 0 and is_block_matrix
         rows.append(ParamRow(name, tuple(p.shape), kind, decays, mirrors, shrinks))

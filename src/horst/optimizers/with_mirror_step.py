@@ -41,7 +41,7 @@ def with_mirror_step(
     :math:`\alpha, \beta` are ``alpha``, ``beta``. ``with_mirror_step(torch.optim.AdamW(...))`` equals
     :class:`horst.HORST` up to rounding; HORST is faster and needs no copy.
 
-    Costs one copy of the mirrored parameters while the step runs, and one extra pass over them. Because the step is
+    Costs one copy of the mirrored parameters while the step runs, and two more passes over them. Because the step is
     recovered from the weights, float32 weights keep it to about four digits and half-precision weights lose most of it:
     keep those in float32.
 
@@ -230,6 +230,12 @@ class WithMirrorStep(Optimizer):
         """
         if not torch.compiler.is_compiling():
             for group in self.param_groups:
+                if "mirror_alpha" not in group:
+                    raise RuntimeError(
+                        f"a group of {type(self.base).__name__} has no mirror_alpha: it was added to this optimizer, "
+                        "or came with a state that was loaded into it. Add groups to what with_mirror_step returned, "
+                        "and load states into that."
+                    )
                 self._auto.check_step(group)
         clipped = self._clip_lr()
 

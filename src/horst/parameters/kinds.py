@@ -14,7 +14,8 @@ Kind = Literal["matrix", "embedding", "position", "head", "norm", "bias", "vecto
 
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 _POSITION = re.compile(
-    r"(^|\.)(wpe|pos|pos_\w*|posemb\w*|\w*position\w*|(cls|dist|reg|mask|class)_(token|embedding|emb))(\.|$)"
+    r"(^|\.)(wpe|(\w+_)?pos(_\w*)?|posemb\w*|\w*position\w*|"
+    r"(cls|class|dist|distillation|reg|register|mask)_(tokens?|embedding|emb)(_?\d+)?)(\.|$)"
 )
 _MULTIPLIERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 _HEAD = re.compile(r"(^|\.)(lm_head|head|head_dist|classifier|score|out_proj_head|embed_out|output_projection)(\.|$)")
@@ -57,13 +58,14 @@ def block_prefixes(model: nn.Module) -> list[str]:
 def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
     """What each parameter is, by its name in ``named_parameters`` (a tied one appears once, under its first name).
 
-    - ``norm``, ``bias``, ``vector``: parameters of norm layers, those called bias, other tensors of one dimension.
+    - ``norm``, ``bias``, ``vector``: parameters of norm layers, those called bias, other tensors of one dimension. A
+      tensor with one dimension that is not of size 1, such as a scale for each channel, counts as having only that.
     - ``embedding``: the table of an embedding layer, also where it is tied to the head.
     - ``position``: position embeddings and special tokens (class token and the like).
     - ``head``: the output layer, where it is not tied.
     - ``matrix``: every other tensor of two or more dimensions, the stacked experts of mixture models included.
 
-    The weight of a linear layer or convolution is never a norm or a position, whatever it is called.
+    The weight of a linear layer or convolution is never a norm, a position or a vector, whatever its name and shape.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(5, 8), "fc": nn.Linear(8, 8), "head": nn.Linear(8, 5)})
@@ -89,11 +91,11 @@ def parameter_kinds(model: nn.Module) -> dict[str, Kind]:
         kind: Kind
         if id(p) in in_norm:
             kind = "norm"
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", "bias_k", "bias_v")):
             kind = "bias"
         elif _POSITION.search(name) and id(p) not in in_multiplier:
             kind = "position"
-        elif p.ndim < 2:
+        elif p.ndim < 2 or (p.numel() <= max(p.shape) and id(p) not in in_multiplier | embedding_tables):
             kind = "vector"
         elif id(p) in embedding_tables:
             kind = "embedding"
