@@ -43,9 +43,9 @@ LANGUAGE = (
     "horst lr=2e-3 alpha_lr=0.02,0.1,0.2",
 )
 VISION = (
-    "adamw beta2=0.95,0.999 lr=1e-3,3e-3,1e-2,3e-2 sparsity=0.9,0",
-    "horst beta2=0.95,0.999 lr=1e-3,3e-3,1e-2,3e-2 alpha=auto sparsity=0.9,0",
-    "horst beta2=0.95,0.999 lr=1e-3,3e-3,1e-2,3e-2 alpha=5",
+    "adamw lr=1e-3,3e-3,1e-2,3e-2 sparsity=0.9,0",
+    "horst lr=1e-3,3e-3,1e-2,3e-2 alpha=auto sparsity=0.9,0",
+    "horst lr=1e-3,3e-3,1e-2,3e-2 alpha=5",
     "horst lr=3e-3 alpha_lr=0.005,0.02,0.1",
 )
 VISION_GPU = ("adamw sparsity=0.9,0", "horst alpha=5", "horst alpha=auto sparsity=0.9,0")
