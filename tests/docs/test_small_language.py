@@ -1,0 +1,130 @@
+"""What the study of small language models says in words holds in its result files, seed by seed."""
+
+import pathlib
+import statistics
+
+import pytest
+
+from horst.lab.experiments.result import Result
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = " ".join((ROOT / "docs/studies/language_small.md").read_text(encoding="utf-8").split())
+ROWS = [
+    row
+    for name in ("frontier_language", "frontier_language_learning_rates")
+    for row in Result.load(ROOT / f"results/transformers/{name}.json").rows
+]
+DENSE, GLOBAL, MAGNITUDE = "dense", "sparsegpt-global", "magnitude"
+PLAIN = {"norm_lr_ratio": None, "embedding_lr_ratio": None, "max_step": None}
+
+
+def perplexity(optimizer, method, sparsity=0.0, steps=800, beta2=0.95, **settings):
+    """Perplexity by seed of one contender; settings that are not named are the usual ones."""
+    wanted = {**PLAIN, "optimizer": optimizer, "method": method, "sparsity": sparsity, "steps": steps, "beta2": beta2}
+    if "mirror" not in settings and optimizer.startswith("horst"):
+        wanted["mirror"] = "all"
+    wanted |= settings
+    found = {row["seed"]: row["perplexity"] for row in ROWS if all(row.get(k) == v for k, v in wanted.items())}
+    assert set(found) == {0, 1, 2}, (wanted, found)
+    return [found[seed] for seed in sorted(found)]
+
+
+def ahead(ours, theirs):
+    return all(one < other for one, other in zip(ours, theirs, strict=True))
+
+
+def said(*values, spec=".2f"):
+    """Whether the page has the means."""
+    return all(format(statistics.mean(value), spec) in PAGE for value in values)
+
+
+ADAMW = [perplexity("adamw", DENSE, lr=lr) for lr in (5e-4, 2e-3, 4e-3, 8e-3, 1.6e-2)]
+BEST_ADAMW = min(ADAMW, key=statistics.mean)
+AUTO = {lr: perplexity("horst", DENSE, alpha="auto", lr=lr) for lr in (5e-4, 2e-3, 8e-3, 1.6e-2)}
+BOUND = {"lr": 8e-3, "max_step": 0.00164}
+PARTS = {
+    "norms": "all, not matrix, embedding, position",
+    "all but norms": "all, not norm",
+    "blocks": "all, not norm, embedding, position",
+    "embeddings": "all, not norm, matrix",
+}
+
+
+def part(name, method, sparsity=0.0, **settings):
+    optimizer = "horst-l1" if "l1" in settings else "horst"
+    return perplexity(optimizer, method, sparsity, alpha=27.3, mirror=PARTS[name], **BOUND, **settings)
+
+
+def test_horst_is_ahead_of_the_best_dense_adamw_in_every_seed():
+    best = min(AUTO.values(), key=statistics.mean)
+    assert ahead(best, BEST_ADAMW)
+    assert said(best, BEST_ADAMW)
+    assert f"{1 - statistics.mean(best) / statistics.mean(BEST_ADAMW):.0%}".rstrip("%") + " %" in PAGE
+
+
+@pytest.mark.parametrize("method", [GLOBAL, MAGNITUDE])
+def test_with_l1_four_fifths_are_free(method):
+    pruned = perplexity("horst-l1", method, 0.8, alpha="auto", lr=8e-3, l1=0.08)
+    assert ahead(pruned, BEST_ADAMW)
+    assert said(pruned)
+    if method == GLOBAL:
+        adamw = perplexity("adamw-l1", method, 0.8, lr=8e-3, l1=0.08)
+        assert ahead(pruned, adamw)
+        assert said(adamw)
+
+
+def test_the_parts_of_the_step_dense():
+    bound = perplexity("horst", DENSE, alpha=0.0, **BOUND)
+    whole = AUTO[8e-3]
+    parts = {name: part(name, DENSE) for name in PARTS}
+    assert said(bound, whole, *parts.values())
+    assert all(ahead(whole, found) or name == "all but norms" for name, found in parts.items())
+    assert all(ahead(found, bound) for found in parts.values())
+    assert not ahead(bound, BEST_ADAMW)
+
+
+def test_surviving_magnitude_pruning_is_the_block_matrices():
+    adamw = perplexity("adamw", MAGNITUDE, 0.7, lr=8e-3)
+    bound = perplexity("horst", MAGNITUDE, 0.7, alpha=0.0, **BOUND)
+    whole = perplexity("horst", MAGNITUDE, 0.7, alpha="auto", lr=8e-3)
+    blocks, norms = part("blocks", MAGNITUDE, 0.7), part("norms", MAGNITUDE, 0.7)
+    assert said(adamw, bound, whole, blocks, norms)
+    assert ahead(blocks, adamw)
+    assert ahead(blocks, bound)
+    assert statistics.mean(norms) > statistics.mean(adamw)
+
+
+def test_learning_rates_of_their_own_do_not_replace_the_mirror_step():
+    keys = [
+        {"lr": row["lr"], "norm_lr_ratio": row.get("norm_lr_ratio"), "embedding_lr_ratio": row.get("embedding_lr_ratio")}
+        for row in ROWS
+        if row["optimizer"] == "adamw" and row["method"] == DENSE and row["seed"] == 0
+    ]  # fmt: skip
+    tuned = [perplexity("adamw", DENSE, **key) for key in keys if key["norm_lr_ratio"] or key["embedding_lr_ratio"]]
+    assert len(tuned) == 8
+    assert "Eight settings" in PAGE
+    best, worst = min(tuned, key=statistics.mean), max(tuned, key=statistics.mean)
+    assert said(best, worst)
+    assert all(ahead(AUTO[8e-3], other) for other in tuned)
+    assert f"{1 - statistics.mean(best) / statistics.mean(BEST_ADAMW):.0%}".rstrip("%") + " % better than AdamW" in PAGE
+    assert f"{statistics.mean(best) / statistics.mean(AUTO[8e-3]) - 1:.0%}".rstrip("%") + " % worse than HORST" in PAGE
+
+
+def test_with_l1_the_parts_differ_less():
+    settings = {"lr": 8e-3, "l1": 0.04}
+    found = [
+        part("norms", GLOBAL, 0.7, l1=0.04),
+        part("all but norms", GLOBAL, 0.7, l1=0.04),
+        perplexity("horst-l1", GLOBAL, 0.7, alpha="auto", **settings),
+        perplexity("adamw-l1", GLOBAL, 0.7, **settings),
+        perplexity("adamw-l1", GLOBAL, 0.7, norm_lr_ratio=6.0, **settings),
+    ]
+    assert said(*found)
+    assert all(ahead(ours, theirs) for ours in found[:3] for theirs in found[3:])
+
+
+def test_over_a_factor_of_32_in_the_learning_rate():
+    assert said(min(AUTO.values(), key=statistics.mean), spec=".1f")
+    assert said(max(AUTO.values(), key=statistics.mean), spec=".1f")
+    assert said(min(ADAMW, key=statistics.mean), max(ADAMW, key=statistics.mean), spec=".1f")
+    assert said(perplexity("horst", MAGNITUDE, 0.7, alpha="auto", lr=5e-4))
