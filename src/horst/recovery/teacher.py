@@ -31,11 +31,16 @@ def copy_as_teacher(model: nn.Module) -> nn.Module:
         for p in teacher.parameters():  # buffers stay: rotary frequencies need their precision
             if p.is_floating_point():
                 p.data = p.data.to(torch.bfloat16)
-    return prepare_teacher(teacher)
+    return prepare_teacher(teacher, model)
 
 
-def prepare_teacher(teacher: nn.Module) -> nn.Module:
+def prepare_teacher(teacher: nn.Module, student: nn.Module) -> nn.Module:
     """The teacher in evaluation mode and without gradients, in place."""
+    if not {id(p) for p in teacher.parameters()}.isdisjoint(map(id, student.parameters())):
+        raise ValueError(
+            "the teacher shares weights with the model, which change while it learns. Leave teacher out: a copy of the "
+            "dense model is made. Or give copy.deepcopy(...) of it."
+        )
     return teacher.eval().requires_grad_(False)
 
 
@@ -108,8 +113,8 @@ class RecoveryLoss:
         if self.teacher is None:
             return None, []
         weight = next(self.teacher.model.parameters())
-        is_bf16_on_gpu = weight.is_cuda and weight.dtype == torch.bfloat16  # float32 images meet bfloat16 weights
-        context = torch.autocast("cuda", torch.bfloat16) if is_bf16_on_gpu else contextlib.nullcontext()
+        is_narrow = weight.dtype in (torch.bfloat16, torch.float16)  # and meets float32 images
+        context = torch.autocast(weight.device.type, weight.dtype) if is_narrow else contextlib.nullcontext()
         with torch.no_grad(), context:
             return self.teacher(self.teacher.model, batch)
 
