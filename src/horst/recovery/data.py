@@ -74,6 +74,8 @@ class RowBatches:
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some rows."""
         inputs = self.inputs[index]
+        if inputs.is_floating_point() and inputs.element_size() < 4:
+            inputs = inputs.float()  # as the weights are while they are trained
         if self.targets is not None:
             return inputs, self.targets[index]
         inputs = inputs.long()
