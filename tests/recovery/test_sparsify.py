@@ -332,6 +332,15 @@ def test_bad_settings_leave_the_model_as_it_was(settings, error, message):
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
 
 
+@pytest.mark.parametrize("distill", ["kl", "none", "squarehead"])
+def test_labels_that_the_model_does_not_predict_are_refused(distill):
+    model, (images, labels) = make("vit")
+    before = weights(model)
+    with pytest.raises(ValueError, match="the data has labels up to 7, the model predicts 5 classes, from 0 to 4"):
+        horst.sparsify(model, (images, labels + 3), sparsity=0.5, distill=distill, **SHORT)
+    assert all(torch.equal(before[name], value) for name, value in weights(model).items())
+
+
 def test_an_encoder_without_labels_needs_a_teacher():
     model, data = make("bert")
     with pytest.raises(ValueError, match="no labels and distill='none' uses no teacher: nothing to learn from"):

@@ -235,6 +235,8 @@ def fingerprint(tensors: Sequence[Tensor]) -> int:
 def _check_labels(labels: Tensor, name: str) -> Tensor:
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.dim() not in (1, 2):
         raise TypeError(f"{name} must be classes or tokens, integers of one or two dimensions, got {_kind(labels)}.")
+    if ((labels < 0) & (labels != IGNORED)).any():
+        raise ValueError(f"{name} count from 0, and {IGNORED} is for none, got {int(labels[labels != IGNORED].min())}.")
     return labels
 
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from horst.parameters.modes import Batch, as_call, evaluating
 from horst.pruning.chains import block_sequences, move
 from horst.recovery.config import Distillation, SparsifyConfig
-from horst.recovery.data import Examples
+from horst.recovery.data import Examples, RowBatches
 from horst.recovery.distillation import cross_entropy, mixed_loss, squarehead
+from horst.training.evaluate import IGNORED
 from horst.training.task import count_targets
 
 __all__ = ["RecoveryLoss", "copy_as_teacher", "prepare_teacher"]
@@ -128,6 +129,7 @@ class RecoveryLoss:
         self.is_per_row = logits is not None and logits.dim() < 3
         if self.label_weight or self.distill != "squarehead":
             _need(logits)
+        self._check_classes(logits)
         if self.teacher is None:
             return
         teacher_logits, teacher_hidden = self._ask_teacher(batch)
@@ -138,6 +140,16 @@ class RecoveryLoss:
                 f"the teacher predicts {_need(teacher_logits).shape[-1]} classes or tokens, the model "
                 f"{_need(logits).shape[-1]}: their vocabularies differ. Use a teacher of the same vocabulary, or leave "
                 "teacher out to use the dense model itself."
+            )
+
+    def _check_classes(self, logits: Tensor | None) -> None:
+        """Refuse labels that the model does not predict: on a GPU they would end the process."""
+        labels = self.examples.source.targets if isinstance(self.examples.source, RowBatches) else None
+        highest = IGNORED if labels is None else int(labels.max())
+        if self.label_weight and logits is not None and highest >= (classes := logits.shape[-1]):
+            raise ValueError(
+                f"the data has labels up to {highest}, the model predicts {classes} classes, from 0 to {classes - 1}. "
+                "Give a model with as many classes as the data."
             )
 
     def close(self) -> None:
