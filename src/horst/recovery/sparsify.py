@@ -61,7 +61,8 @@ def sparsify(
 
     Each stage prunes the model (:func:`horst.pruning.prune`) and trains it with the zeros kept, on the data's labels
     and on what the dense model says. Call it again with the same arguments and ``directory`` after anything that
-    stopped it, and it goes on; on one device the result is that of a run that was never stopped, bit for bit.
+    stopped it, and it goes on. On a CPU, and on one GPU with ``LoopConfig(deterministic=True)``, the result is that of
+    a run that was never stopped, bit for bit.
 
     Weights are trained in float32 and given back in their own dtype. With several processes (``torchrun``), give every
     process the same whole model on its device; with ``parallel="fsdp"`` the model is cut over them on return, and
