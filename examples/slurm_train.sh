@@ -3,8 +3,8 @@
 #
 #     sbatch --nodes=2 examples/slurm_train.sh horst run table6 --scale paper
 #
-# Everything after the script's name is the command that every process runs, one a GPU; its run goes into a directory
-# that all hosts share. Before the time limit SLURM sends SIGTERM: the loop saves a checkpoint and exits with code 143,
+# Everything after the script's name is the command that every process runs, one process per GPU. Its run goes into a
+# directory that all hosts share. Before the time limit SLURM sends SIGTERM: the loop saves a checkpoint and exits with code 143,
 # and the job is queued again. Started again, it goes on from that checkpoint, also on another number of GPUs.
 #
 # SLURM starts the processes itself, with the environment variables that torchrun would set. torchrun works as well

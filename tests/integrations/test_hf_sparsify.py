@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
@@ -24,7 +27,7 @@ from horst.integrations import hf_sparsify
 from horst.integrations.hf import horst
 from horst.integrations.hf_sparsify import SparsifyMixin, SparsifyTrainer
 from horst.pruning import prune
-from horst.recovery import NotSparse, SparsifyConfig
+from horst.recovery import NotSparse, SparsifyConfig, kl_divergence
 from horst.sparsity import find_layers
 
 WORKER = Path(__file__).parent / "hf_sparsify_worker.py"
@@ -283,6 +286,45 @@ def test_a_sparse_model_without_a_teacher_warns_that_it_teaches_itself(tmp_path)
     ):
         make(tmp_path, model=model)
     make(tmp_path, model=model, teacher=gpt2())  # warnings are errors
+
+
+def test_frozen_weights_are_left_alone(tmp_path):
+    model = gpt2()
+    model.transformer.h[0].requires_grad_(False)
+    trainer = make(tmp_path, model=model)
+    trainer.train()
+    assert set(zeros(model).values()) == {0.5}
+    assert all((p != 0).all() for name, p in model.transformer.h[0].named_parameters() if name.endswith("c_fc.weight"))
+
+
+def test_a_model_that_would_not_be_the_one_that_is_pruned_is_refused(tmp_path):
+    config, args = SparsifyConfig(sparsity=0.5, samples=8), arguments(tmp_path)
+    with pytest.raises(ValueError, match=r"model_init makes a new model in train\(\)"):
+        SparsifyTrainer(None, args, model_init=lambda: gpt2(), train_dataset=dataset(), sparsify=config)
+    adapted = get_peft_model(gpt2(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
+    with pytest.raises(ValueError, match="the model has PEFT adapters"):
+        make(tmp_path, model=adapted)
+    model = gpt2()
+    with pytest.raises(ValueError, match="the teacher shares weights with the model"):
+        make(tmp_path, model=model, teacher=model)
+
+
+@pytest.mark.parametrize("labels", [torch.rand(4, 3), torch.tensor([0, 2, 1, 2])], ids=["several", "one"])
+def test_the_distance_of_a_classifier_is_a_mean_over_its_rows(labels, tmp_path):
+    several = labels.dim() == 2
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    kind = "multi_label_classification" if several else "single_label_classification"
+    config = BertConfig(vocab_size=32, num_labels=3, problem_type=kind, hidden_dropout_prob=0.0, **size)
+    config.attention_probs_dropout_prob = 0.0
+    model, teacher = (BertForSequenceClassification(config).double() for _ in range(2))
+    settings = SparsifyConfig(sparsity=0.5, label_weight=0.0, distill_weight=1.0)
+    trainer = make(tmp_path, model=model, teacher=teacher, config=settings)
+    rows = {"input_ids": torch.randint(0, 32, (4, 8)), "labels": labels.double() if several else labels}
+    model.train()
+    found = trainer.compute_loss(model, rows, num_items_in_batch=torch.tensor(labels.numel()))
+    with torch.no_grad():
+        expected = kl_divergence(model(rows["input_ids"]).logits, teacher(rows["input_ids"]).logits, 2.0)
+    torch.testing.assert_close(found, expected)
 
 
 def test_trl(tmp_path):

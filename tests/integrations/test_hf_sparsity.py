@@ -92,9 +92,23 @@ def test_best_models_and_their_metric(tmp_path):
     assert set(callback.sparsifier.best) == {"dense", "sparse"}
     assert callback.sparsifier.best["dense"].step <= 10
     assert callback.sparsifier.best["sparse"].step in (15, 20)
-    wrong = SparsityCallback(Static, sparsity=0.5, metric="eval_accuracy")
-    with pytest.raises(KeyError, match="'eval_accuracy' is not among the evaluation's"):
-        train(tmp_path, wrong, eval_strategy="steps", eval_steps=5)
+    for eval_steps in (5, STEPS):
+        wrong = SparsityCallback(Static, sparsity=0.5, metric="eval_accuracy")
+        with pytest.raises(KeyError, match="'eval_accuracy' is not among the evaluation's"):
+            train(tmp_path, wrong, eval_strategy="steps", eval_steps=eval_steps)
+
+
+def test_the_metric_of_one_of_several_datasets(tmp_path):
+    callback = SparsityCallback(Static, sparsity=0.5, metric="eval_b_loss", higher_is_better=False)
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=4, eval_strategy="steps", eval_steps=2, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no", dataloader_pin_memory=False,
+    )  # fmt: skip
+    sets = {"a": dataset()[:8], "b": dataset()[8:16]}
+    trainer = Trainer(gpt2(), arguments, train_dataset=dataset(), eval_dataset=sets, callbacks=[callback])
+    trainer.train()
+    assert set(callback.sparsifier.best) == {"sparse"}
+    trainer.evaluate(dataset()[16:24], metric_key_prefix="test")  # a metric of another name is no error afterwards
 
 
 def test_a_run_that_broke_off_leaves_no_hooks_to_the_next(tmp_path):

@@ -172,6 +172,18 @@ def test_the_mask_goes_with_copies_and_moves():
     assert model.base_model.model.linear.horst_kept.is_meta
 
 
+def test_an_adapter_that_came_after_keep_zeros_fills_no_zero():
+    net = pruned_net()
+    model = with_lora(net, target_modules=["linear"])
+    keep_zeros(model)
+    model.add_adapter("late", LoraConfig(r=3, target_modules=["conv"], init_lora_weights=False))
+    model.set_adapter("late")
+    with pytest.raises(ValueError, match="1 of 2 adapters came after keep_zeros, and would fill the zeros"):
+        merge_and_unload(model)
+    keep_zeros(model)
+    assert (merge_and_unload(model).conv.weight[net.conv.weight == 0] == 0).all()
+
+
 def test_what_cannot_be_masked_is_refused():
     with pytest.raises(
         ValueError, match=r"none of the 2 weights under a LoRA adapter has a zero. Prune the base model"

@@ -73,6 +73,16 @@ def test_only_pruned_layers_change_and_the_model_recovers():
     assert all(p.requires_grad for p in model.parameters())
 
 
+def test_tied_weights_are_refused_before_anything_is_pruned():
+    model, data = make("gpt2")
+    before = weights(model)
+    settings = {**SHORT, "sparsity": 0.5, "lora": 2, "layers": "all_linear"}
+    with pytest.raises(ValueError, match=r"lora=2 cannot train transformer\.wte\.weight, which several modules share"):
+        horst.sparsify(model, data, **settings)
+    assert all(torch.equal(before[name], value) for name, value in weights(model).items())
+    assert horst.sparsify(model, data, exclude=["transformer.wte.weight"], **settings).sparsity == 0.5
+
+
 def test_an_error_takes_the_adapters_away(monkeypatch):
     model, data = make("plain")
     monkeypatch.setattr("horst.recovery.distillation._CHUNK", None)  # any error while training

@@ -66,6 +66,12 @@ def test_a_pattern_of_names_is_a_list():
         SparsifyConfig(sparsity=0.5, exclude="head.*")
 
 
+@pytest.mark.parametrize(("name", "value"), [("stages", 0.5), ("stages", 3), ("betas", 0.9)])
+def test_a_number_where_a_list_belongs_is_refused(name, value):
+    with pytest.raises(TypeError, match=rf"{name} is a list of .*: write \[{value}\], not {value}\."):
+        SparsifyConfig(sparsity=0.7, **{name: value})
+
+
 @given(sparsity=st.floats(0.05, 0.95), steps=st.integers(20, 500))
 def test_stages_rise_to_the_sparsity_and_share_all_steps(sparsity, steps):
     config = SparsifyConfig(sparsity=sparsity)

@@ -101,6 +101,7 @@ def test_calibration_takes_as_many_rows_as_asked_for():
         (torch.tensor([[1, -1]]), ValueError, "tokens from -1 to 1"),
         ((torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64)), ValueError, "3 rows of inputs and 2 of targets"),
         ((torch.zeros(3, 2), torch.zeros(3)), TypeError, "labels must be classes or tokens, integers"),
+        ((torch.zeros(3, 2), torch.tensor([0, -1, -100])), ValueError, "labels count from 0, and -100 is .* got -1"),
         ({"labels": torch.zeros(3, dtype=torch.int64)}, TypeError, r"inputs and perhaps 'labels', got \['labels'\]"),
         ({"a": torch.zeros(3, 2), "b": torch.zeros(3, 4)}, ValueError, "one shape and one kind of number"),
         ("text.txt", TypeError, "data must be a tensor of token windows, .* got str"),

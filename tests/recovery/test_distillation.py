@@ -127,6 +127,11 @@ def test_squarehead_ignores_what_stands_in_the_padding():
     assert squarehead([student], [teacher], mask) == before
 
 
+def test_a_negative_target_is_not_taken_for_class_0():
+    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+        cross_entropy(torch.zeros(2, 7), torch.tensor([3, -1]))
+
+
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"teacher's logits have shape \(2, 5\), the student's \(2, 6\)"):
         kl_divergence(torch.zeros(2, 6), torch.zeros(2, 5))

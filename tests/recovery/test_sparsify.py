@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from recovery_runs import LOOP, MODELS, SHORT, Plain, gpt2, make, padded, score, weights, windows
 from torch import nn
 
@@ -161,6 +162,7 @@ def test_methods_with_masks_of_their_own_go_from_dense_to_sparse(train, optimize
     model, data = make("llama")
     report = horst.sparsify(model, data, train=train, optimizer=optimizer, **settings, **{**SHORT, "steps": 16})
     assert len(report.stages) == 1
+    assert report.layers.method == train  # it chose the masks, not config.method
     assert report.sparsity == settings.get("sparsity", 0.5)
     for layer in find_layers(model):
         if "pattern" in settings:
@@ -232,6 +234,37 @@ def test_the_teacher_stays_as_it_was():
     assert all(torch.equal(before[name], value) for name, value in weights(teacher).items())
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_teacher_that_would_learn_too_is_refused(others):
+    model, data = make("gpt2")
+    teacher = model
+    if others:
+        teacher = gpt2()
+        teacher.transformer.wpe = model.transformer.wpe
+    with pytest.raises(ValueError, match="the teacher shares weights with the model"):
+        horst.sparsify(model, data, sparsity=0.5, teacher=teacher, **SHORT)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_adapters_of_peft_are_refused_and_merged_ones_are_welcome():
+    model, data = make("gpt2")
+    model = get_peft_model(model, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
+    with pytest.raises(ValueError, match=r"the model has PEFT adapters \(base_model.*c_attn\).*merge_and_unload"):
+        horst.sparsify(model, data, sparsity=0.5, **SHORT)
+    model = model.merge_and_unload().requires_grad_(True)
+    assert horst.sparsify(model, data, sparsity=0.5, **SHORT).sparsity == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("narrow_images", [False, True])
+def test_narrow_models_of_images_learn_from_a_narrow_teacher(dtype, narrow_images):
+    model, (images, labels) = make("vit")
+    data = (images.to(dtype) if narrow_images else images, labels)
+    report = horst.sparsify(model.to(dtype), data, sparsity=0.5, **SHORT)
+    assert report.sparsity == 0.5
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
 def test_narrow_weights_are_trained_wide_and_given_back_narrow():
     model, data = make("gpt2")
     model = model.bfloat16()
@@ -288,6 +321,7 @@ def test_how_long_to_train():
         ({"sparsity": 0.5, "distill": "none", "teacher": Plain()}, ValueError, "distill='none' uses no teacher"),
         ({"sparsity": 0.5, "train": "refresh", "steps": 2}, ValueError, "no room for a refresh"),
         ({"sparsity": 0.5, "layers": "blocks", "lora": 99}, ValueError, "lora=99 is more than the smaller side"),
+        ({"sparsity": 0.5, "loop": dataclasses.replace(LOOP, accumulate=3)}, ValueError, "accumulate=3 must divide"),
     ],
 )
 def test_bad_settings_leave_the_model_as_it_was(settings, error, message):
@@ -295,6 +329,15 @@ def test_bad_settings_leave_the_model_as_it_was(settings, error, message):
     before = weights(model)
     with pytest.raises(error, match=message):
         horst.sparsify(model, data, **{**SHORT, **settings})
+    assert all(torch.equal(before[name], value) for name, value in weights(model).items())
+
+
+@pytest.mark.parametrize("distill", ["kl", "none", "squarehead"])
+def test_labels_that_the_model_does_not_predict_are_refused(distill):
+    model, (images, labels) = make("vit")
+    before = weights(model)
+    with pytest.raises(ValueError, match="the data has labels up to 7, the model predicts 5 classes, from 0 to 4"):
+        horst.sparsify(model, (images, labels + 3), sparsity=0.5, distill=distill, **SHORT)
     assert all(torch.equal(before[name], value) for name, value in weights(model).items())
 
 

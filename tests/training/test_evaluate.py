@@ -78,6 +78,14 @@ def test_hugging_face_models_and_extra_fields_of_a_batch():
     assert perplexity(model, [(tokens, targets, scored)])["loss"] == pytest.approx(reference, rel=1e-6)
 
 
+def test_a_criterion_kept_as_loss_is_not_the_models_own_loss():
+    model = Bigram()
+    tokens = torch.randint(VOCABULARY, (2, 6))
+    expected = perplexity(model, [(tokens[:, :-1], tokens[:, 1:])])
+    model.loss = nn.CrossEntropyLoss()
+    assert perplexity(model, [(tokens[:, :-1], tokens[:, 1:])]) == expected
+
+
 def test_evaluation_is_repeatable_and_leaves_modes_and_random_numbers_alone():
     model = Bigram().train()
     model.table.eval()

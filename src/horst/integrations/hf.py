@@ -82,6 +82,7 @@ class SparsityCallback(TrainerCallback):
         self.method, self.metric, self.higher_is_better, self.arguments = method, metric, higher_is_better, arguments
         self.resume_from = resume_from
         self.sparsifier: Sparsifier | None = None
+        self._evaluated: set[str] = set()  # metrics of this training; several datasets are evaluated one by one
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -89,9 +90,17 @@ class SparsityCallback(TrainerCallback):
         """Model and optimizer are in place, and loaded if a checkpoint is resumed."""
         if self.sparsifier is not None:  # an earlier run that was broken off: its hooks are still on
             self.sparsifier.close()
+        self._evaluated = set()
         arguments = resolve_schedule(self.arguments, lambda: state.max_steps)
         restored = self._load(args, state.global_step) if state.global_step > 0 else None
         self.sparsifier = self.method(kwargs["model"], kwargs["optimizer"], state_dict=restored, **arguments)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse a metric that no evaluation has had."""
+        if self.metric is not None and self._evaluated and self.metric not in self._evaluated:
+            raise KeyError(f"metric={self.metric!r} is not among the evaluation's: {sorted(self._evaluated)}.")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After the optimizer's step, before saving and evaluation."""
@@ -103,9 +112,9 @@ class SparsityCallback(TrainerCallback):
         if self.sparsifier is None or self.metric is None:
             return
         metrics = kwargs["metrics"]
-        if self.metric not in metrics:
-            raise KeyError(f"metric={self.metric!r} is not among the evaluation's: {list(metrics)}.")
-        self.sparsifier.record(float(metrics[self.metric]), higher_is_better=self.higher_is_better)
+        self._evaluated |= metrics.keys()
+        if self.metric in metrics:
+            self.sparsifier.record(float(metrics[self.metric]), higher_is_better=self.higher_is_better)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put the sparsifier's state beside the model's."""
@@ -121,6 +130,7 @@ class SparsityCallback(TrainerCallback):
         """Remove the hooks; the sparsifier still has its summary and its best models."""
         if self.sparsifier is not None:
             self.sparsifier.close()
+        self.on_step_begin(args, state, control)
 
     def folder(self, args: TrainingArguments, step: int) -> Path:
         """The checkpoint that is resumed."""

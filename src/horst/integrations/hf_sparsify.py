@@ -20,9 +20,10 @@ from horst.files import read_json, write_json
 from horst.integrations.hf import SparsityCallback, horst
 from horst.pruning import prune
 from horst.recovery import NotSparse, SparsifyConfig, check_sparse, kl_divergence, squarehead
+from horst.recovery.adapters import check_no_adapters
 from horst.recovery.check import zeros_of
 from horst.recovery.teacher import copy_as_teacher, prepare_teacher
-from horst.recovery.whole import named_parameters
+from horst.recovery.whole import frozen_weights, named_parameters
 from horst.sparsity import Static, find_layers
 from horst.training.distributed import on_rank_0, world_size
 from horst.training.evaluate import IGNORED
@@ -94,7 +95,12 @@ class SparsifyMixin:
             )
         super().__init__(*args, **kwargs)
         trainer: Any = self
+        if trainer.model_init is not None:
+            raise ValueError(
+                "model_init makes a new model in train(), after this one was pruned. Give model=model_init() instead."
+            )
         model = trainer.model
+        check_no_adapters(model)
         self.sparsify_config = sparsify = sparsify.of_model(model)
         self.distill = sparsify.distill or "kl"
         self.teacher = None
@@ -106,7 +112,7 @@ class SparsifyMixin:
                     "itself becomes the teacher. Give teacher=, the dense model, or distill='none'.",
                     stacklevel=2,
                 )
-            self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher)
+            self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher, model)
         elif teacher is not None:
             raise ValueError("distill='none' uses no teacher, and one was given. Leave one of them out.")
         self._kept = _Kept(sparsify, **chosen)
@@ -143,7 +149,8 @@ class SparsifyMixin:
         data = None if config.method == "magnitude" else self._calibration()
         report = on_rank_0(lambda: prune(
             trainer.model, config.sparsity, method=config.method, pattern=config.pattern, layers=config.layers,
-            include=config.include, exclude=config.exclude, samples=None, data=data, distribution=config.distribution,
+            include=config.include, exclude=(*config.exclude, *frozen_weights(trainer.model)), samples=None, data=data,
+            distribution=config.distribution,
         ))  # fmt: skip
         weights = named_parameters(trainer.model)
         for layer in report.layers if world_size() > 1 else ():
@@ -196,16 +203,19 @@ class SparsifyMixin:
             self.teacher.to(next(iter(_inputs(inputs).values())).device)
             dense = self.teacher(**_inputs(inputs), **wants)
         trainer: Any = self
+        scored = None
         if self.distill == "squarehead":
             mask = inputs.get("attention_mask")
             distance = squarehead(student.hidden_states[1:], dense.hidden_states[1:], mask)
-            return distance if items is None else distance / _parts(trainer)
-        mask = _scored(student.logits, labels, self.teacher)
-        distance = kl_divergence(student.logits, dense.logits, self.sparsify_config.temperature, mask)
+        else:
+            scored = _scored(student.logits, labels, self.teacher)
+            distance = kl_divergence(student.logits, dense.logits, self.sparsify_config.temperature, scored)
         if items is None:
             return distance
+        if scored is None:  # items counts something else
+            return distance / _parts(trainer)
         # items counts those of all parts and processes, over which the gradients are then averaged
-        return distance * mask.sum() / items * _processes(trainer)
+        return distance * scored.sum() / items * _processes(trainer)
 
 
 class _Kept(SparsityCallback):
@@ -285,10 +295,13 @@ def _inputs(batch: Any) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name not in ("labels", "label", "label_ids")}
 
 
-def _scored(logits: Tensor, labels: Tensor | None, teacher: nn.Module) -> Tensor:
-    """True where a prediction counts: those with a label; a causal model's is that of the next token."""
+def _scored(logits: Tensor, labels: Tensor | None, teacher: nn.Module) -> Tensor | None:
+    """True where a prediction has a label, a causal model's that of the next token; None if labels are something else.
+
+    With several labels per prediction, or none at all, every prediction counts.
+    """
     if labels is None or labels.shape != logits.shape[:-1]:
-        return torch.ones(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+        return None
     if type(teacher).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
     return labels != IGNORED

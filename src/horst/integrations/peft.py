@@ -47,7 +47,7 @@ def keep_zeros(model: PeftModel) -> None:
         [0.0, 0.0]
     """
     layers = _lora_layers(model)
-    pruned = [layer for layer in layers if (layer.get_base_layer().weight == 0).any()]
+    pruned = [layer for layer in layers if _has_zeros(layer)]
     if not pruned:
         raise ValueError(
             f"none of the {len(layers)} weights under a LoRA adapter has a zero. Prune the base model before "
@@ -62,12 +62,19 @@ def keep_zeros(model: PeftModel) -> None:
 
 
 def merge_and_unload(model: PeftModel) -> nn.Module:
-    """``model.merge_and_unload()``, which is refused where no adapter is masked.
+    """``model.merge_and_unload()``, refused where it would fill zeros, or no adapter is masked.
 
     Example: see :func:`keep_zeros`.
     """
-    if not any(hasattr(layer, "horst_kept") for layer in _lora_layers(model)):
+    layers = _lora_layers(model)
+    unmasked = [layer for layer in layers if "horst_kept" not in layer._buffers]
+    if len(unmasked) == len(layers):
         raise ValueError("no adapter is masked. Call horst.integrations.peft.keep_zeros(model) before training it.")
+    if filled := sum(map(_has_zeros, unmasked)):
+        raise ValueError(
+            f"{filled} of {len(layers)} adapters came after keep_zeros, and would fill the zeros of their weights. "
+            "Call horst.integrations.peft.keep_zeros(model) again, before training them."
+        )
     merged: nn.Module = model.merge_and_unload()
     return merged
 
@@ -85,6 +92,10 @@ def _lora_layers(model: nn.Module) -> list[Any]:
     if not layers:
         raise ValueError(f"{type(model).__name__} has no LoRA layer. Make it with get_peft_model(base, LoraConfig()).")
     return list(layers.values())
+
+
+def _has_zeros(layer: Any) -> bool:
+    return bool((layer.get_base_layer().weight == 0).any())
 
 
 def _masked_update(layer: Any, original: Callable[..., Tensor], adapter: str) -> Tensor:

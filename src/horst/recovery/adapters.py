@@ -59,12 +59,32 @@ class MaskedAdapter(nn.Module):
         return weight + torch.where(mask, update, 0.0)
 
 
-def check_rank(rank: int, name: str, shape: Sequence[int]) -> None:
-    """Refuse a rank that a matrix of this shape cannot have."""
-    if rank > min(shape):
+def check_lora(model: nn.Module, layers: Sequence[Layer], rank: int) -> None:
+    """Refuse a rank that a matrix cannot have, and a weight that several modules share."""
+    homes = _homes(model)
+    for layer in layers:
+        if len(homes[id(layer.param)]) > 1:
+            raise ValueError(
+                f"lora={rank} cannot train {layer.name}, which several modules share (tied weights). Leave it out with "
+                f"exclude=[{layer.name!r}], or train the weights themselves (lora=None)."
+            )
+        for matrix in layer.matrices():
+            shape = (len(matrix.inputs_last), matrix.inputs_last[0].numel())
+            if rank > min(shape):
+                raise ValueError(
+                    f"lora={rank} is more than the smaller side of {matrix.name}, {shape}. Lower it, or train the "
+                    "weights themselves (lora=None)."
+                )
+
+
+def check_no_adapters(model: nn.Module) -> None:
+    """Refuse a model with adapters of the library peft: their factors would be pruned as any other matrix."""
+    name = next((name for name, module in model.named_modules() if hasattr(module, "adapter_layer_names")), None)
+    if name is not None:
         raise ValueError(
-            f"lora={rank} is more than the smaller side of {name}, {tuple(shape)}. Lower it, or train the weights "
-            "themselves (lora=None)."
+            f"the model has PEFT adapters ({name}), and pruning would empty them. Merge them first "
+            "(model.merge_and_unload()). To train adapters in place of the weights, use horst.sparsify(..., lora=16); "
+            "on a pruned model, horst.integrations.peft.keep_zeros."
         )
 
 
@@ -77,8 +97,8 @@ def attach(model: nn.Module, layers: Sequence[Layer], masks: Mapping[str, Tensor
         masks: Masks by layer name, True where a weight is kept.
         rank: Rank of the adapters.
     """
-    owners = {id(p): (m, n) for m in model.modules() for n, p in m.named_parameters(recurse=False)}
-    homes = [(layer, *owners[id(layer.param)]) for layer in layers]
+    found = _homes(model)
+    homes = [(layer, *found[id(layer.param)][0]) for layer in layers]
     model.requires_grad_(False)
     trained = []
     for layer, module, name in homes:
@@ -87,6 +107,15 @@ def attach(model: nn.Module, layers: Sequence[Layer], masks: Mapping[str, Tensor
         parametrize.register_parametrization(module, name, adapter)
         trained += [adapter.A, adapter.B]
     return trained
+
+
+def _homes(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """The modules that hold each parameter, with its name there, by its ``id``."""
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False, remove_duplicate=False):
+            homes.setdefault(id(p), []).append((module, name))
+    return homes
 
 
 @torch.no_grad()

@@ -118,12 +118,13 @@ class SparsifyConfig:
     loop: LoopConfig | None = None
 
     def __post_init__(self) -> None:
-        for name in ("include", "exclude"):
-            if isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} is a list of patterns: write ['head.*'], not 'head.*'.")
-        for name in ("include", "exclude", "stages", "betas"):  # lists are welcome; a frozen config holds tuples
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        lists = {"include": "patterns", "exclude": "patterns", "stages": "sparsities", "betas": "two numbers"}
+        for name, kind in lists.items():
+            value = getattr(self, name)
+            if isinstance(value, (str, int, float)):
+                raise TypeError(f"{name} is a list of {kind}: write [{value!r}], not {value!r}.")
+            if value is not None:
+                object.__setattr__(self, name, tuple(value))  # a frozen config holds tuples
         check_sparsity(self.sparsity, self.units)
         self._check_choices()
         self._check_stages()

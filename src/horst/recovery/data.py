@@ -74,6 +74,8 @@ class RowBatches:
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some rows."""
         inputs = self.inputs[index]
+        if inputs.is_floating_point() and inputs.element_size() < 4:
+            inputs = inputs.float()  # as the weights are while they are trained
         if self.targets is not None:
             return inputs, self.targets[index]
         inputs = inputs.long()
@@ -233,6 +235,8 @@ def fingerprint(tensors: Sequence[Tensor]) -> int:
 def _check_labels(labels: Tensor, name: str) -> Tensor:
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.dim() not in (1, 2):
         raise TypeError(f"{name} must be classes or tokens, integers of one or two dimensions, got {_kind(labels)}.")
+    if ((labels < 0) & (labels != IGNORED)).any():
+        raise ValueError(f"{name} count from 0, and {IGNORED} is for none, got {int(labels[labels != IGNORED].min())}.")
     return labels
 
 

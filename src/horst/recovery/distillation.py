@@ -120,6 +120,7 @@ class _MixedLoss(torch.autograd.Function):
     ) -> Tensor:
         wide = torch.promote_types(student.dtype, torch.float32)
         has_target = targets != IGNORED
+        classes = targets.masked_fill(~has_target, 0)
         # A mean over no rows is 0, not NaN: the sum is 0 then.
         labels = (label_weight / has_target.sum().clamp(min=1)).to(wide) * has_target if label_weight else None
         distill = (distill_weight / mask.sum().clamp(min=1)).to(wide) * mask if distill_weight else None
@@ -131,7 +132,7 @@ class _MixedLoss(torch.autograd.Function):
         for start in range(0, len(student), count):
             rows = slice(start, start + count)
             part, gradient[rows] = compute(
-                student[rows], targets[rows].clamp(min=0), None if teacher is None else teacher[rows],
+                student[rows], classes[rows], None if teacher is None else teacher[rows],
                 None if labels is None else labels[rows], None if distill is None else distill[rows], temperature,
             )  # fmt: skip
             loss = loss + part

@@ -24,7 +24,7 @@ from horst.optimizers.param_groups import param_groups
 from horst.parameters.kinds import block_prefixes
 from horst.parameters.modes import evaluating, without_cache
 from horst.pruning import PrunedLayer, Report
-from horst.recovery.adapters import attach, check_rank, merge
+from horst.recovery.adapters import attach, check_lora, check_no_adapters, merge
 from horst.recovery.blocks import checkpointed_blocks, compiled_blocks
 from horst.recovery.check import check_sparse, named_numbers, warn_if_sparser
 from horst.recovery.config import Distillation, OptimizerName, SparsifyConfig, check_names
@@ -61,7 +61,8 @@ def sparsify(
 
     Each stage prunes the model (:func:`horst.pruning.prune`) and trains it with the zeros kept, on the data's labels
     and on what the dense model says. Call it again with the same arguments and ``directory`` after anything that
-    stopped it, and it goes on; on one device the result is that of a run that was never stopped, bit for bit.
+    stopped it, and it goes on. On a CPU, and on one GPU with ``LoopConfig(deterministic=True)``, the result is that of
+    a run that was never stopped, bit for bit.
 
     Weights are trained in float32 and given back in their own dtype. With several processes (``torchrun``), give every
     process the same whole model on its device; with ``parallel="fsdp"`` the model is cut over them on return, and
@@ -75,7 +76,8 @@ def sparsify(
             (:class:`horst.training.BatchSource`).
         evaluate: Function of the model that gives named numbers, the same on every rank. It is called on the dense
             model, after each pruning and after each training.
-        teacher: Model to learn from, on the model's device; None is a copy of the dense model.
+        teacher: Model to learn from, on the model's device; it is frozen, and put in evaluation mode. None is a copy of
+            the dense model.
         optimizer: Name of an optimizer, ``"horst"`` or ``"adamw"``, as in the settings; or a function that makes one
             for the model.
         directory: Folder for checkpoints and metrics; None uses a temporary one.
@@ -102,6 +104,7 @@ def sparsify(
     check_names(settings)
     config = dataclasses.replace(config, **settings) if config is not None else SparsifyConfig(**settings)
     check_model(model)
+    check_no_adapters(model)
     if is_sharded(model):
         raise ValueError("the model is cut over the ranks already. Give the whole model and parallel='fsdp'.")
     examples = read_examples(data, model, batch_size=config.batch_size, seed=config.seed)
@@ -156,7 +159,7 @@ class _Recovery:
         self.progress = Progress(folder, identity, len(self.targets))
         self.teacher = teacher
         if distill != "none":
-            self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher)
+            self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher, model)
         self.loss = RecoveryLoss(model, self.teacher, examples, config, distill)
 
     def run(self, stack: contextlib.ExitStack) -> SparsifyReport:
@@ -189,12 +192,13 @@ class _Recovery:
             Stage(sparsity=target, steps=steps, units=self._units(steps), **state)
             for target, steps, state in zip(self.targets, self.parts, progress.state["stages"], strict=True)
         ]
+        chooser = config.train if self.method.starts_dense else config.method
         return SparsifyReport(
             settings=progress.state["identity"]["settings"],
             unit=self.examples.unit,
             dense=progress.state["dense"],
             stages=rows,
-            layers=Report(config.method, layers, sum(p.numel() for p in model.parameters())),
+            layers=Report(chooser, layers, sum(p.numel() for p in model.parameters())),
         )
 
     def _stage(self, stage: int) -> list[PrunedLayer]:
@@ -315,8 +319,8 @@ class _Recovery:
             for matrix in layer.matrices():
                 rows = matrix.inputs_last
                 self.config.units.check(matrix.name, (len(rows), rows[0].numel()), 1)
-                if self.config.lora is not None:
-                    check_rank(self.config.lora, matrix.name, (len(rows), rows[0].numel()))
+        if self.config.lora is not None:
+            check_lora(self.model, layers, self.config.lora)
 
     @contextlib.contextmanager
     def _unused_frozen(self) -> Iterator[None]:
@@ -326,7 +330,9 @@ class _Recovery:
         """
         model, prefixes = self.model, tuple(block_prefixes(self.model))
         device = next(model.parameters()).device
-        inputs, targets = (part[:1].to(device) for part in next(iter(self.examples.source.batches(0))))
+        batch = next(iter(self.examples.source.batches(0)))
+        self.config.loop_on(device).check_rows(len(batch[0]))
+        inputs, targets = (part[:1].to(device) for part in batch)
         with torch.enable_grad():
             self.loss(model, inputs, targets).backward()
         unused = [

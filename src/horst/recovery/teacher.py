@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from horst.parameters.modes import Batch, as_call, evaluating
 from horst.pruning.chains import block_sequences, move
 from horst.recovery.config import Distillation, SparsifyConfig
-from horst.recovery.data import Examples
+from horst.recovery.data import Examples, RowBatches
 from horst.recovery.distillation import cross_entropy, mixed_loss, squarehead
+from horst.training.evaluate import IGNORED
 from horst.training.task import count_targets
 
 __all__ = ["RecoveryLoss", "copy_as_teacher", "prepare_teacher"]
@@ -31,11 +32,16 @@ def copy_as_teacher(model: nn.Module) -> nn.Module:
         for p in teacher.parameters():  # buffers stay: rotary frequencies need their precision
             if p.is_floating_point():
                 p.data = p.data.to(torch.bfloat16)
-    return prepare_teacher(teacher)
+    return prepare_teacher(teacher, model)
 
 
-def prepare_teacher(teacher: nn.Module) -> nn.Module:
+def prepare_teacher(teacher: nn.Module, student: nn.Module) -> nn.Module:
     """The teacher in evaluation mode and without gradients, in place."""
+    if not {id(p) for p in teacher.parameters()}.isdisjoint(map(id, student.parameters())):
+        raise ValueError(
+            "the teacher shares weights with the model, which change while it learns. Leave teacher out: a copy of the "
+            "dense model is made. Or give copy.deepcopy(...) of it."
+        )
     return teacher.eval().requires_grad_(False)
 
 
@@ -108,8 +114,8 @@ class RecoveryLoss:
         if self.teacher is None:
             return None, []
         weight = next(self.teacher.model.parameters())
-        is_bf16_on_gpu = weight.is_cuda and weight.dtype == torch.bfloat16  # float32 images meet bfloat16 weights
-        context = torch.autocast("cuda", torch.bfloat16) if is_bf16_on_gpu else contextlib.nullcontext()
+        is_narrow = weight.dtype in (torch.bfloat16, torch.float16)  # and meets float32 images
+        context = torch.autocast(weight.device.type, weight.dtype) if is_narrow else contextlib.nullcontext()
         with torch.no_grad(), context:
             return self.teacher(self.teacher.model, batch)
 
@@ -123,6 +129,7 @@ class RecoveryLoss:
         self.is_per_row = logits is not None and logits.dim() < 3
         if self.label_weight or self.distill != "squarehead":
             _need(logits)
+        self._check_classes(logits)
         if self.teacher is None:
             return
         teacher_logits, teacher_hidden = self._ask_teacher(batch)
@@ -133,6 +140,16 @@ class RecoveryLoss:
                 f"the teacher predicts {_need(teacher_logits).shape[-1]} classes or tokens, the model "
                 f"{_need(logits).shape[-1]}: their vocabularies differ. Use a teacher of the same vocabulary, or leave "
                 "teacher out to use the dense model itself."
+            )
+
+    def _check_classes(self, logits: Tensor | None) -> None:
+        """Refuse labels that the model does not predict: on a GPU they would end the process."""
+        labels = self.examples.source.targets if isinstance(self.examples.source, RowBatches) else None
+        highest = IGNORED if labels is None else int(labels.max())
+        if self.label_weight and logits is not None and highest >= (classes := logits.shape[-1]):
+            raise ValueError(
+                f"the data has labels up to {highest}, the model predicts {classes} classes, from 0 to {classes - 1}. "
+                "Give a model with as many classes as the data."
             )
 
     def close(self) -> None:

@@ -36,11 +36,7 @@ class Pruner:
         self.config = config
         self.batches = None if config.method == "magnitude" else examples.calibration(config.samples)
         self.device = next(model.parameters()).device
-        # prune takes frozen weights too, masks while training do not.
-        frozen = [
-            name for name, p in named_parameters(model).items() if p.dim() > 1 and p.numel() and not p.requires_grad
-        ]
-        self.exclude = (*config.exclude, *frozen)
+        self.exclude = (*config.exclude, *frozen_weights(model))
         self.copy: nn.Module | None = None
         self.is_cut = config.parallel == "fsdp" and world_size() > 1
         if self.is_cut and rank() == 0:
@@ -90,6 +86,16 @@ class Pruner:
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by their names without wrappers."""
     return {clean_name(name): p for name, p in model.named_parameters()}
+
+
+def frozen_weights(model: nn.Module) -> list[str]:
+    """Names of the weights that are not trained: :func:`horst.pruning.prune` takes them, masks while training do not.
+
+    Example:
+        >>> frozen_weights(nn.Linear(2, 1).requires_grad_(False))
+        ['weight']
+    """
+    return [name for name, p in named_parameters(model).items() if p.dim() > 1 and p.numel() and not p.requires_grad]
 
 
 def gathered(model: nn.Module) -> dict[str, Tensor]:

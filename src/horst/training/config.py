@@ -56,3 +56,11 @@ class LoopConfig:
         if self.compile not in get_args(Compile):
             allowed = ", ".join(map(repr, get_args(Compile)))
             raise ValueError(f"compile must be one of {allowed}, got {self.compile!r}.")
+
+    def check_rows(self, rows: int) -> None:
+        """Refuse a batch that ``accumulate`` cannot divide; ``rows`` are those of one rank."""
+        if rows % self.accumulate:
+            raise ValueError(
+                f"accumulate={self.accumulate} must divide the rows of each rank's batch, which has {rows}. "
+                "Choose another number, or another batch size."
+            )

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from horst.parameters.kinds import block_prefixes
+from horst.training.evaluate import loss_method
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -130,7 +131,7 @@ def _shard(model: nn.Module) -> None:
     for block in reversed(blocks):  # inner ones first, where blocks hold blocks
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    if callable(getattr(model, "loss", None)):  # as with forward, parameters are gathered around it
+    if loss_method(model) is not None:  # as with forward, parameters are gathered around it
         register_fsdp_forward_method(model, "loss")
 
 

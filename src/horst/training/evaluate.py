@@ -67,11 +67,11 @@ def perplexity(
         >>> round(result["perplexity"], 4), result["tokens"]
         (7.0, 2.0)
     """
-    own_loss = getattr(model, "loss", None)
+    own_loss = loss_method(model)
 
     def measure(inputs: Tensor, targets: Tensor) -> list[Tensor]:
         count = (targets != IGNORED).sum()
-        if callable(own_loss):
+        if own_loss is not None:
             # A mean over no targets may be NaN, which 0 times would keep.
             return [torch.where(count > 0, own_loss(inputs, targets).float() * count, 0.0), count]
         logits = _logits(model(inputs)).flatten(0, -2).float()
@@ -145,6 +145,12 @@ def _sums(
         raise ValueError("there are no batches to evaluate on. An iterator is used up after one pass: make it anew.")
     result: list[float] = sum_over_ranks(sums).tolist()
     return result
+
+
+def loss_method(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The model's method ``loss(tokens, targets)``; None where it has none, or a criterion is kept under that name."""
+    found: Any = getattr(model, "loss", None)
+    return found if callable(found) and not isinstance(found, nn.Module) else None
 
 
 def _logits(output: Any) -> Tensor:

@@ -176,12 +176,7 @@ class Run:
 
     def train_step(self, inputs: Tensor, targets: Tensor) -> None:
         """One optimizer step; nothing in it waits for the device."""
-        parts = self.config.accumulate
-        if len(inputs) % parts:
-            raise ValueError(
-                f"accumulate={parts} must divide the rows of each rank's batch, which has {len(inputs)}. "
-                "Choose another number, or another batch size."
-            )
+        self.config.check_rows(len(inputs))
         step, steps = self.step, self.steps
         if isinstance(self.sparsifier, IMP):  # each of its rounds trains anew
             step, steps = self.sparsifier.training_step, self.sparsifier.schedule.steps_per_round
