@@ -292,6 +292,7 @@ def test_static_takes_given_masks():
     }
     sparsifier = Static(model, adamw(model.parameters()), masks=masks)
     assert all(torch.equal(sparsifier.masks[name], mask) for name, mask in masks.items())
+    sparsifier.close()
     with pytest.raises(ValueError, match="masks must name the masked layers"):
         Static(model, adamw(model.parameters()), masks={})
     with pytest.raises(TypeError, match="must be boolean"):

@@ -74,8 +74,8 @@ class Sparsifier(abc.ABC):
 
     Args:
         model: The model, already moved, wrapped (DDP, ``torch.compile``) and sharded (``fully_shard``).
-        optimizer: The optimizer, or a list of those that share the model's parameters. One that has an open sparsifier
-            is refused: :meth:`close` that one first.
+        optimizer: The optimizer, or a list of those that share the model's parameters. Where it or a weight has an open
+            sparsifier, a second one is refused: :meth:`close` the first.
         sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
         distribution: Division of the zeros among the layers, see :mod:`horst.sparsity.distributions`.
         policy: Effect of a change of masks on the optimizer's state.
@@ -105,8 +105,8 @@ class Sparsifier(abc.ABC):
     ) -> None:
         self.model = model
         self.optimizers = optimizer_hooks.unwrapped(optimizer)
-        optimizer_hooks.refuse_a_second(self.optimizers)
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
+        optimizer_hooks.refuse_a_second(self.optimizers, self.layers)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
         self.pattern, self.sparsity = self._chooser.pattern, self._chooser.sparsity
         self.policy = policy
