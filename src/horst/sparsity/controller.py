@@ -114,6 +114,7 @@ class Sparsifier(abc.ABC):
         self.steps = 0
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
+        self._unclaimed: list[Any] = []  # states of observers that are not there yet
         self._owner = optimizer_hooks.find_owners(self.optimizers, self.layers)
         self._names = model_copies.names_of(self.layers, model)
         # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.
