@@ -73,10 +73,11 @@ class Sparsifier(abc.ABC):
     """Masks around any optimizer; abstract: use a method such as :class:`~horst.sparsity.acdc.ACDC`.
 
     Args:
-        model: The model, already moved, wrapped (DDP, ``torch.compile``) and sharded (``fully_shard``).
+        model: The model, already loaded, moved, wrapped (DDP, ``torch.compile``) and sharded (``fully_shard``).
         optimizer: The optimizer, or a list of those that share the model's parameters. Where it or a weight has an open
             sparsifier, a second one is refused: :meth:`close` the first.
-        sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
+        sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M). With a mapping
+            as ``distribution`` each layer has its own, and this number only tells a gradual schedule where it ends.
         distribution: Division of the zeros among the layers, see :mod:`horst.sparsity.distributions`.
         policy: Effect of a change of masks on the optimizer's state.
         layers: Preset of layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
