@@ -361,6 +361,27 @@ def test_a_tied_weight_is_calibrated_on_all_that_it_multiplies(method, to, is_ch
     assert ("is also used outside of its block" in caplog.text) is not is_chain
 
 
+def test_a_weight_tied_across_two_stacks_of_blocks_is_calibrated_in_both():
+    model, data = Stacks(), [torch.randn(6, 6)]
+    model.decoder.blocks[1].fc.weight = model.encoder.blocks[1].fc.weight
+    assert list(block_sequences(model)) == ["encoder.blocks.", "decoder.blocks."]
+    rows = {name: statistic.rows for name, statistic in gathered(model, data, find_layers(model)).items()}
+    assert len(rows) == 11
+    assert {name for name, n in rows.items() if n != 6} == {"encoder.blocks.1.fc.weight"}
+    assert rows["encoder.blocks.1.fc.weight"] == 12
+
+
+class Stacks(nn.Module):
+    """One after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = Twice(), Twice()
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x))
+
+
 class Twice(nn.Module):
     """Three blocks of two matrices."""
 

@@ -22,8 +22,7 @@ def read_batches(data: Iterable[Batch], samples: int | None) -> list[Batch]:
         raise ValueError(f"samples must be at least 1, or None to read all data, got {samples}.")
     batches, read = [], 0
     for batch in data:
-        several = batch if isinstance(batch, Sequence) else [batch]
-        values = batch.values() if isinstance(batch, Mapping) else several
+        values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else [batch]
         first = next((value for value in values if isinstance(value, Tensor) and value.dim()), None)
         if first is None:
             raise TypeError(

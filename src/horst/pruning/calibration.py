@@ -105,7 +105,7 @@ def calibrate(
         for name, blocks in sequences.items():
             chain, inside = Chain(blocks, device), list(inside_of[name].values())
             try:
-                _refuse_shared(blocks, inside_of[name], modules)
+                _refuse_shared(blocks, modules)
                 chain.catch(model, batches, done)
             except NotAChain as error:
                 logger.warning("%s* is not a chain of blocks (%s): runs of the whole model instead.", name, error)
@@ -119,15 +119,13 @@ def calibrate(
             gather(rest, run_the_rest)
 
 
-def _refuse_shared(
-    blocks: Mapping[str, nn.Module], inside: Mapping[str, Sequence[Layer]], modules: Mapping[str, Sequence[nn.Module]]
-) -> None:
+def _refuse_shared(blocks: Mapping[str, nn.Module], modules: Mapping[str, Sequence[nn.Module]]) -> None:
     """Refuse blocks of which one has a weight that is tied to another: it multiplies inputs there, too."""
-    for block, layers in inside.items():
-        own = set(blocks[block].modules())
-        for layer in layers:
-            if not own.issuperset(modules[layer.name]):
-                raise NotAChain(f"{layer.name} is also used outside of its block")
+    for block in blocks.values():
+        own = set(block.modules())
+        for name, owners in modules.items():
+            if 0 < len(own.intersection(owners)) < len(owners):
+                raise NotAChain(f"{name} is also used outside of its block")
 
 
 def _walk(
