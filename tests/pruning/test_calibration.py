@@ -5,7 +5,8 @@ import logging
 
 import pytest
 import torch
-from small_models import ARCHITECTURES, bert, hf_gpt2, small_gpt2, spread, tokens
+import transformers
+from small_models import ARCHITECTURES, bert, hf_gpt2, padded, small_gpt2, spread, tokens
 from torch import nn
 from torch.testing import assert_close
 
@@ -128,8 +129,28 @@ def test_an_error_leaves_nothing_behind_either():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_padded_positions_do_not_count():
-    model, batches = bert()
+def opt():
+    """Its feed-forward layers are given rows, not a batch of sequences."""
+    config = transformers.OPTConfig(
+        vocab_size=50, hidden_size=16, word_embed_proj_dim=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    return transformers.OPTForCausalLM(config), padded()
+
+
+def deepseek():
+    """A layer of its attention is given batch x 1 x length x inputs."""
+    config = transformers.DeepseekV3Config(
+        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, kv_lora_rank=4, q_lora_rank=4, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8,
+        first_k_dense_replace=2,
+    )  # fmt: skip
+    return transformers.DeepseekV3ForCausalLM(config), padded()
+
+
+@pytest.mark.parametrize("build", [bert, opt, deepseek])
+def test_padded_positions_do_not_count(build):
+    model, batches = build()
     spread(model)
     trimmed = [
         {"input_ids": ids[None, : int(mask.sum())], "attention_mask": mask[None, : int(mask.sum())]}
@@ -317,6 +338,69 @@ def test_a_layer_that_is_never_reached_is_an_error_that_names_it():
     model, data = Chained(without_the_last), [torch.randn(5, 6)]
     with pytest.raises(ValueError, match=r"no calibration input reached blocks\.2\.fc\.weight: .*exclude=\[\.\.\.\]"):
         prune(model, 0.5, method="wanda", data=data)
+
+
+@pytest.mark.parametrize(("to", "is_chain"), [((1, "fc"), True), ((2, "fc"), False)])
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_a_tied_weight_is_calibrated_on_all_that_it_multiplies(method, to, is_chain, caplog):
+    model, data = Twice(), [torch.randn(6, 6) for _ in range(3)]
+    getattr(model.blocks[to[0]], to[1]).weight = model.blocks[1].out.weight
+    inputs = []
+    for module in (model.blocks[1].out, getattr(model.blocks[to[0]], to[1])):
+        module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    layer = next(layer for layer in find_layers(model) if layer.param is model.blocks[1].out.weight)
+    found = gathered(model, data, [layer], statistic=Hessian)[layer.name]
+    inputs.clear()
+    for batch in data:
+        model(batch)
+    X = torch.cat(inputs)
+    assert found.rows == len(X) == 36
+    assert_close(found.matrix, 2 / len(X) * X.T @ X, rtol=1e-4, atol=1e-5)
+    prune(model, 0.5, method=method, data=data)
+    assert all(int((p == 0).sum()) == 18 for p in model.parameters())
+    assert ("is also used outside of its block" in caplog.text) is not is_chain
+
+
+def test_a_weight_tied_across_two_stacks_of_blocks_is_calibrated_in_both():
+    model, data = Stacks(), [torch.randn(6, 6)]
+    model.decoder.blocks[1].fc.weight = model.encoder.blocks[1].fc.weight
+    assert list(block_sequences(model)) == ["encoder.blocks.", "decoder.blocks."]
+    rows = {name: statistic.rows for name, statistic in gathered(model, data, find_layers(model)).items()}
+    assert len(rows) == 11
+    assert {name for name, n in rows.items() if n != 6} == {"encoder.blocks.1.fc.weight"}
+    assert rows["encoder.blocks.1.fc.weight"] == 12
+
+
+class Stacks(nn.Module):
+    """One after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = Twice(), Twice()
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x))
+
+
+class Twice(nn.Module):
+    """Three blocks of two matrices."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.out = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+
+        def forward(self, x):
+            return x + self.out(self.fc(x).tanh())
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block() for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
 
 
 class Bare(nn.Module):

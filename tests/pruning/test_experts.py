@@ -2,6 +2,8 @@
 
 import copy
 import logging
+import math
+import re
 
 import pytest
 import torch
@@ -180,3 +182,10 @@ def test_llama_4_gives_its_experts_a_copy_of_the_tokens_each():
     for layer in model.model.layers:
         down = layer.feed_forward.experts.down_proj  # experts x in x out
         assert bool(((down.transpose(1, 2).reshape(-1, 4) != 0).sum(dim=1) == 2).all())
+
+
+def test_weights_that_are_not_finite_name_the_stack_once(mixture):
+    stack = next(layer for layer in find_layers(mixture) if layer.experts)
+    stack.param.data[1, 0, 0] = math.nan
+    with pytest.warns(UserWarning, match=rf"NaN or infinite weights in {re.escape(stack.name)}: they count"):
+        prune(mixture, 0.5)

@@ -256,6 +256,14 @@ def test_owl_without_data_is_owl_of_the_magnitudes():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_owl_refuses_inputs_that_are_not_finite(bad):
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4)) for _ in range(3)])
+    with pytest.raises(ValueError, match=r"the calibration inputs of 0\.0\.weight hold NaN or infinity"):
+        prune(model, 0.5, distribution="owl", data=[torch.full((3, 4), bad)])
+    assert all(bool((p != 0).any()) for p in model.parameters())
+
+
 def test_a_mapping_gives_each_layer_its_own():
     model = spread(small_gpt2())
     report = prune(
@@ -367,6 +375,18 @@ def test_rows_of_a_dataset_that_are_no_batches_are_explained():
         prune(model, 0.5, method="sparsegpt", data=rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])
+def test_weights_that_are_no_usual_floats_are_refused_by_name(dtype):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(torch.ones(4, 4).to(dtype), requires_grad=False)
+    with pytest.raises(
+        TypeError, match=rf"1\.weight must be one of torch.float16, .* got {dtype}. Load the model with"
+    ):
+        prune(model, 0.5, layers="all_linear")
+    prune(model, 0.5, layers="all_linear", exclude=["1.*"])
+    assert int((model[0].weight == 0).sum()) == 8
+
+
 # The report
 
 
@@ -422,7 +442,10 @@ BAD = [
     ({"data": torch.ones(2, 8)}, TypeError, r"data must be an iterable of batches, got one Tensor: write \[batch\]"),
     ({"data": {"input_ids": 1}}, TypeError, "got one dict"),
     ({"data": ["text"]}, TypeError, "a batch is a tensor, a tuple or list .* got str without one"),
+    ({"data": [1, 2]}, TypeError, "a batch is a tensor, a tuple or list .* got int without one"),
     ({"data": []}, ValueError, "data holds no batch"),
+    ({"data": tokens(), "samples": 0}, ValueError, "samples must be at least 1, or None to read all data, got 0"),
+    ({"layers": "paper", "exclude": "*.attn.*"}, TypeError, "include and exclude are lists of patterns"),
     ({"distribution": "owl", "layers": None, "include": ["lm_head.*"]}, ValueError, "no parameter"),
     ({"distribution": "owl", "layers": None, "include": ["*.wpe.*"]}, ValueError, "no layer lies in a block"),
     ({"distribution": "owl", "sparsity": 0.99}, ValueError, "Use a smaller spread"),

@@ -71,6 +71,20 @@ def test_the_sparsifiers_state_holds_its_recorders():
     assert again.records == recorder.records
 
 
+def test_a_sparsifier_built_from_a_state_hands_it_to_its_recorders():
+    model = Tiny()
+    sparsifier = ACDC(model, adamw(model.parameters()), sparsity=0.9, schedule=PHASES)
+    recorders = [Recorder(sparsifier), Recorder(sparsifier, quantiles=[0.5])]
+    for _ in range(15):
+        sparsifier.step()
+    state, other = sparsifier.state_dict(), Tiny()
+    resumed = ACDC(other, adamw(other.parameters()), sparsity=0.9, schedule=PHASES, state_dict=state)
+    again = [Recorder(resumed), Recorder(resumed, quantiles=[0.5]), Recorder(resumed)]
+    assert [len(recorder.records) for recorder in again] == [3, 3, 0]
+    assert [recorder.records for recorder in again[:2]] == [recorder.records for recorder in recorders]
+    assert again[0]._previous.keys() == recorders[0]._previous.keys()
+
+
 def test_records_survive_a_restart():
     def run(stop=None):
         model = Tiny()

@@ -135,6 +135,16 @@ def test_a_model_without_blocks_is_told_what_to_do():
         find_layers(model)
 
 
+def test_what_leaves_nothing_to_mask_is_named():
+    with pytest.raises(ValueError, match=r"What they choose is frozen \(requires_grad=False\)\. Parameters of"):
+        find_layers(Tiny().requires_grad_(False))
+    convolutions = nn.Sequential(*[nn.Sequential(nn.Conv2d(2, 2, 3)) for _ in range(3)])
+    with pytest.raises(ValueError, match="The blocks hold no linear layers: use layers='all_linear' or 'all'"):
+        find_layers(convolutions)
+    with pytest.raises(ValueError, match=r"exclude=\['\*'\] choose no trainable weight\. Parameters of"):
+        find_layers(Tiny(), exclude=["*"])
+
+
 def test_the_summary_counts_layers_and_the_whole_model():
     model = Tiny()
     sparsifier = Static(model, adamw(model.parameters()), sparsity=0.5)

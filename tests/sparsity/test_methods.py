@@ -292,6 +292,7 @@ def test_static_takes_given_masks():
     }
     sparsifier = Static(model, adamw(model.parameters()), masks=masks)
     assert all(torch.equal(sparsifier.masks[name], mask) for name, mask in masks.items())
+    sparsifier.close()
     with pytest.raises(ValueError, match="masks must name the masked layers"):
         Static(model, adamw(model.parameters()), masks={})
     with pytest.raises(TypeError, match="must be boolean"):
@@ -691,6 +692,11 @@ def test_an_average_of_another_model_is_refused():
     sparsifier = Static(model := Tiny(), adamw(model.parameters()), sparsity=0.5)
     with pytest.raises(ValueError, match="it must be a copy of the trained one"), sparsifier.evaluate(nn.Linear(2, 2)):
         pass
+    renamed = {f"ema_model.{name}": value for name, value in model.state_dict().items()}
+    with pytest.raises(
+        ValueError, match=r"the given state has no parameter 'blocks\.0\.fc1\.weight': it must be a copy"
+    ):
+        sparsifier.masked_state_dict(renamed)
 
 
 def test_policies_of_pruning_apply_to_gradual_methods_too():

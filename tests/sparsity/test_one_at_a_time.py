@@ -62,6 +62,21 @@ def test_a_second_sparsifier_is_refused_until_the_first_is_closed(method, make_o
     METHODS[method](model, optimizer)
 
 
+def test_a_second_sparsifier_on_the_same_weights_is_refused_on_another_optimizer_too():
+    model = Tiny()
+    first = Static(model, adamw(model.parameters()), sparsity=0.5, include=["blocks.0.*"], layers=None)
+    other = adamw(model.parameters())
+    message = r"blocks\.0\.fc1\.weight has an open sparsifier, Static \(sparsity 0.5000\): .* Call close"
+    with pytest.raises(ValueError, match=message):
+        GMP(model, other, sparsity=0.5, schedule=CUBIC)
+    with GMP(model, other, sparsity=0.5, schedule=CUBIC, exclude=["blocks.0.*"]):
+        pass  # no weight in common
+    first.close()
+    GMP(model, other, sparsity=0.5, schedule=CUBIC)
+    loss_of(model, 0).backward()
+    assert all(bool(p.grad.any(1).all()) for p in model.parameters() if p.dim() == 2)  # dense until its first event
+
+
 def test_optimizers_of_their_own_may_have_sparsifiers_of_their_own():
     a, b = Tiny(), Tiny()
     first, second = Static(a, adamw(a.parameters()), sparsity=0.5), Static(b, adamw(b.parameters()), sparsity=0.5)

@@ -1,5 +1,6 @@
 """Phase tables against the reference's, and schedules that cannot be."""
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import example, given
 
 from horst.sparsity import Cubic, DropGrow, Phases, Rounds, acdc_epochs, acdc_steps, rigl_steps
+from horst.sparsity.schedules import Refresh
 from horst.sparsity.selection import exact_floor
 
 
@@ -148,3 +150,28 @@ def test_rounds_by_hand():
 def test_schedules_that_cannot_be_are_refused(make, text):
     with pytest.raises(ValueError, match=text):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: acdc_epochs(100, 625 / 10), "steps_per_epoch must be a whole number, got 62.5"),
+        (lambda: acdc_epochs(100, 3, warmup=2.5), "step must be a whole number, got 7.5"),
+        (lambda: Phases((5,), end=9.5), "step must be a whole number, got 9.5"),
+        (lambda: Cubic(begin=2.5, end=75), "begin must be a whole number, got 2.5"),
+        (lambda: DropGrow(every=10.5, end=75), "every must be a whole number, got 10.5"),
+        (lambda: Rounds(3, 25, rewind_to=2.5), "rewind_to must be a whole number, got 2.5"),
+        (lambda: Refresh(every=32, end=1001 / 8), "steps must be a whole number, got 125.125"),
+        (lambda: Refresh(every=32, end=math.inf), "steps must be a whole number, got inf"),
+    ],
+)
+def test_fractions_of_steps_are_refused(make, text):
+    with pytest.raises(ValueError, match=rf"{text}. Divide with //, or round."):
+        make()
+
+
+def test_whole_numbers_may_be_floats():
+    floats, whole = Cubic(begin=250.0, end=1000 * 0.75, every=100), Cubic(begin=250, end=750, every=100)
+    for step in range(1000):
+        assert floats.is_due(step) == whole.is_due(step)
+        assert floats.sparsity(step, 0.9) == whole.sparsity(step, 0.9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from horst.parameters.modes import Batch
 
 
 def read_batches(data: Iterable[Batch], samples: int | None) -> list[Batch]:
-    """The batches up to ``samples`` samples: they are gone through more than once.
+    """The first batches, until they hold ``samples`` samples: they are gone through more than once.
 
     Example:
         >>> len(read_batches(iter([Tensor(8, 4)] * 3), samples=16))
@@ -18,9 +18,11 @@ def read_batches(data: Iterable[Batch], samples: int | None) -> list[Batch]:
     """
     if isinstance(data, (Tensor, Mapping, str)):
         raise TypeError(f"data must be an iterable of batches, got one {type(data).__name__}: write [batch].")
+    if samples is not None and not samples >= 1:
+        raise ValueError(f"samples must be at least 1, or None to read all data, got {samples}.")
     batches, read = [], 0
     for batch in data:
-        values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
+        values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else [batch]
         first = next((value for value in values if isinstance(value, Tensor) and value.dim()), None)
         if first is None:
             raise TypeError(

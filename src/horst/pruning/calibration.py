@@ -105,6 +105,7 @@ def calibrate(
         for name, blocks in sequences.items():
             chain, inside = Chain(blocks, device), list(inside_of[name].values())
             try:
+                _refuse_shared(blocks, modules)
                 chain.catch(model, batches, done)
             except NotAChain as error:
                 logger.warning("%s* is not a chain of blocks (%s): runs of the whole model instead.", name, error)
@@ -116,6 +117,15 @@ def calibrate(
             done.append(chain)
         if rest:
             gather(rest, run_the_rest)
+
+
+def _refuse_shared(blocks: Mapping[str, nn.Module], modules: Mapping[str, Sequence[nn.Module]]) -> None:
+    """Refuse blocks of which one has a weight that is tied to another: it multiplies inputs there, too."""
+    for block in blocks.values():
+        own = set(block.modules())
+        for name, owners in modules.items():
+            if 0 < len(own.intersection(owners)) < len(owners):
+                raise NotAChain(f"{name} is also used outside of its block")
 
 
 def _walk(
@@ -143,7 +153,7 @@ def _walk(
 @contextlib.contextmanager
 def _observed(
     layers: Sequence[Layer],
-    modules: Mapping[str, nn.Module],
+    modules: Mapping[str, Sequence[nn.Module]],
     batch: Batch,
     device: torch.device | None,
     add: Callable[[str, Tensor], None],
@@ -151,13 +161,16 @@ def _observed(
     """Give ``add`` the name and the inputs (rows x inputs) of each of these layers when it is called."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     counts = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None  # True at positions that count
+    places = [] if counts is None else [[n for n in counts.shape if n > 1], [counts.numel()]]
 
     def hook(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)).detach()
         x = x if device is None else x.to(device)
-        if counts is not None and x.dim() == 3 and x.shape[:2] == counts.shape:
-            x = x[counts.to(x.device)]
-        add(name, x.reshape(-1, x.shape[-1]))
+        X = x.reshape(-1, x.shape[-1])
+        # Some models pass rows x inputs (OPT), or batch x 1 x length x inputs (DeepSeek V3).
+        if counts is not None and [n for n in x.shape[:-1] if n > 1] in places:
+            X = X[counts.reshape(-1).to(X.device)]
+        add(name, X)
 
     names = {(id(layer.param), layer.expert): layer.name for layer in layers}
 
@@ -168,12 +181,13 @@ def _observed(
                 if (stack, i) in names:
                     add(names[stack, i], X if device is None else X.to(device))
 
-    mixtures = {id(modules[layer.name]): modules[layer.name] for layer in layers if layer.expert is not None}
-    handles = [module.register_forward_pre_hook(experts_hook, with_kwargs=True) for module in mixtures.values()]
+    mixtures = {module for layer in layers if layer.expert is not None for module in modules[layer.name]}
+    handles = [module.register_forward_pre_hook(experts_hook, with_kwargs=True) for module in mixtures]
     handles += [
-        modules[layer.name].register_forward_pre_hook(partial(hook, layer.name), with_kwargs=True)
+        module.register_forward_pre_hook(partial(hook, layer.name), with_kwargs=True)
         for layer in layers
         if layer.expert is None
+        for module in modules[layer.name]
     ]
     try:
         yield
@@ -182,11 +196,14 @@ def _observed(
             handle.remove()
 
 
-def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, nn.Module]:
-    """By a layer's name, the linear module whose inputs its weight multiplies, or the module of its stack."""
+def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, list[nn.Module]]:
+    """By a layer's name, the modules whose inputs its weight multiplies: several where it is tied."""
     _refuse_attention(model, layers)
-    modules = {id(module.weight): module for module in model.modules() if is_linear(module)}
-    modules |= {id(stack): m for m in model.modules() if is_mixture(m) for stack, _ in expert_stacks(m)}
+    modules: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        stacks = [stack for stack, _ in expert_stacks(module)] if is_mixture(module) else []
+        for weight in [module.weight] if is_linear(module) else stacks:
+            modules.setdefault(id(weight), []).append(module)
     without = [layer.name for layer in layers if id(layer.param) not in modules]
     if without:
         raise ValueError(

@@ -28,7 +28,7 @@ from horst.sparsity import find_layers
 from horst.sparsity.distributions import Distribution, allocate, check_ratios
 from horst.sparsity.layers import Layer, Preset, check_model, left_dense
 from horst.sparsity.masks import NM, Block, Pattern, check_sparsity, parse_pattern
-from horst.sparsity.selection import smallest, warn_of_non_finite
+from horst.sparsity.selection import FLOATS, smallest, warn_of_non_finite
 from horst.user_warnings import warn_user
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def prune(
             the linear weights of all blocks but the first and the last. Frozen weights count too.
         include: Wildcard patterns of parameter names to add.
         exclude: Wildcard patterns to leave out.
-        samples: Number of samples to read from ``data``; None reads all.
+        samples: Number of samples to read from ``data``, in whole batches; None reads all.
         sequential: Whether a block is calibrated on what the pruned blocks before it return (as the reference codes
             do) or on what the dense ones do (one pass less through each block).
         device: Device to compute on, one block at a time; None is where the model is.
@@ -143,7 +143,9 @@ class Plan:
             raise ValueError(f"layers must be 'blocks', 'all_linear', 'all', 'paper' or None, got {self.layers!r}.")
         preset, exclude = self.layers, self.exclude
         if preset == "paper":
-            preset, exclude = "blocks", [*self.exclude, *outer_blocks(self.model)]
+            preset = "blocks"
+            if not isinstance(exclude, str):  # which is refused below
+                exclude = [*exclude, *outer_blocks(self.model)]
         self.found = find_layers(self.model, preset, include=self.include, exclude=exclude, frozen=True)
         self.left = left_dense(self.model, self.found, exclude=exclude, frozen=True) if preset else {}
         #: The matrices to prune: of a stack one per expert.
@@ -151,8 +153,13 @@ class Plan:
         for layer in self.targets:
             if layer.param.is_meta or Shard.of(layer.param).group is not None:
                 raise ValueError(f"{layer.name} is not whole in memory: load or gather the model first.")
+            if layer.param.dtype not in FLOATS:
+                raise TypeError(
+                    f"{layer.name} must be one of {', '.join(map(str, FLOATS))}, got {layer.param.dtype}. Load the "
+                    "model without quantization, or name this layer in exclude=[...]."
+                )
             self.units.check(layer.name, _matrix(layer).shape, 1)
-        warn_of_non_finite({layer.name: layer.param for layer in self.targets})
+        warn_of_non_finite({layer.name: layer.param for layer in self.found})
         self._check_distribution()
         self.batches = None if self.data is None else read_batches(self.data, self.samples)
         if self.method is None and self.batches is not None and not _is_owl(self.distribution):
@@ -259,6 +266,7 @@ class Plan:
 
     def _gather_norms(self, needed: bool) -> None:
         def visit(layer: Layer, statistic: Statistic) -> None:
+            statistic.check(layer.name)
             self.norms[layer.name] = _norms(statistic)
 
         if needed and not self.norms:

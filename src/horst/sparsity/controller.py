@@ -73,10 +73,11 @@ class Sparsifier(abc.ABC):
     """Masks around any optimizer; abstract: use a method such as :class:`~horst.sparsity.acdc.ACDC`.
 
     Args:
-        model: The model, already moved, wrapped (DDP, ``torch.compile``) and sharded (``fully_shard``).
-        optimizer: The optimizer, or a list of those that share the model's parameters. One that has an open sparsifier
-            is refused: :meth:`close` that one first.
-        sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M).
+        model: The model, already loaded, moved, wrapped (DDP, ``torch.compile``) and sharded (``fully_shard``).
+        optimizer: The optimizer, or a list of those that share the model's parameters. Where it or a weight has an open
+            sparsifier, a second one is refused: :meth:`close` the first.
+        sparsity: Share of zeros in the masked layers, in [0, 1). None where the pattern fixes it (N:M). With a mapping
+            as ``distribution`` each layer has its own, and this number only tells a gradual schedule where it ends.
         distribution: Division of the zeros among the layers, see :mod:`horst.sparsity.distributions`.
         policy: Effect of a change of masks on the optimizer's state.
         layers: Preset of layers: ``"blocks"``, ``"all_linear"``, ``"all"`` or None, see :mod:`horst.sparsity.layers`.
@@ -105,8 +106,8 @@ class Sparsifier(abc.ABC):
     ) -> None:
         self.model = model
         self.optimizers = optimizer_hooks.unwrapped(optimizer)
-        optimizer_hooks.refuse_a_second(self.optimizers)
         self.layers: list[Layer] = find_layers(model, layers, include=include, exclude=exclude)
+        optimizer_hooks.refuse_a_second(self.optimizers, self.layers)
         self._chooser = Chooser(self.layers, parse_pattern(pattern), distribution, sparsity)
         self.pattern, self.sparsity = self._chooser.pattern, self._chooser.sparsity
         self.policy = policy
@@ -114,6 +115,7 @@ class Sparsifier(abc.ABC):
         self.steps = 0
         self.best = BestModels()
         self.observers: list[Callable[[Sparsifier, Event], None]] = []
+        self._unclaimed: list[Any] = []  # states of observers that are not there yet
         self._owner = optimizer_hooks.find_owners(self.optimizers, self.layers)
         self._names = model_copies.names_of(self.layers, model)
         # By name, and taken now: FSDP2 puts gathered parameters in their place from a forward pass on.

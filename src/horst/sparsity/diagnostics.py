@@ -54,6 +54,8 @@ class Recorder:
         self._quantiles = tuple(quantiles)
         self._previous: dict[str, tuple[Tensor, Tensor]] = {}  # by layer: kept, and negative, at the last sparse event
         sparsifier.observers.append(self)
+        if sparsifier._unclaimed:  # resumed with state_dict= of its constructor, when there was no recorder yet
+            self.load_state_dict(sparsifier._unclaimed.pop(0))
 
     @torch.no_grad()
     def __call__(self, sparsifier: Sparsifier, event: Event) -> None:

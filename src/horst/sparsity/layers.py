@@ -107,7 +107,12 @@ def find_layers(
     allowed = {name: p for name, p in candidates.items() if p.requires_grad or frozen}
     layers = [Layer(name, p, *known.get(id(p), (1, 0))) for name, p in allowed.items() if id(p) in chosen]
     if not layers:
-        hint = "No transformer blocks were found: use layers='all_linear' or 'all'. " if preset == "blocks" else ""
+        hint = ""
+        if any(id(p) in chosen for p in candidates.values()):
+            hint = "What they choose is frozen (requires_grad=False). "
+        elif preset == "blocks" and not any(True for _ in _weights(model, preset)):
+            found = "The blocks hold no linear layers" if block_prefixes(model) else "No transformer blocks were found"
+            hint = f"{found}: use layers='all_linear' or 'all'. "
         raise ValueError(
             f"nothing to mask: layers={preset!r}, include={list(include)}, exclude={list(exclude)} choose no "
             f"{'' if frozen else 'trainable '}weight. {hint}Parameters of two or more dimensions: "

@@ -49,6 +49,7 @@ def masked_state_dict(
     """A copy of ``state_dict`` with the pruned weights zero; tensors that are not masked are shared."""
     out = dict(state_dict)
     copies: dict[tuple[str, int], Tensor] = {}  # entries of a tied weight share memory, and their copies do too
+    _require(pruned, {layer for name in state_dict if (layer := names.get(clean_name(name)))}, "state")
     for name, value in state_dict.items():
         layer = names.get(clean_name(name))
         if layer is None or layer not in pruned:
@@ -64,17 +65,22 @@ def masked_state_dict(
 def matched(model: nn.Module, pruned: Mapping[str, Tensor], names: Mapping[str, str]) -> list[tuple[Tensor, Tensor]]:
     """The local weights of a copy of the model, each once, with the trained model's pruned weights."""
     pairs: dict[int, tuple[Tensor, Tensor]] = {}
-    seen = set()
+    seen = set[str]()
     for name, p in model.named_parameters(remove_duplicate=False):
         layer = names.get(clean_name(name))
         if layer is not None and layer in pruned:
             weight = local_shard(p)
             pairs[id(p)] = (weight, pruned[layer].to(weight.device))  # averages may live on the CPU
             seen.add(layer)
-    for layer in pruned:
-        if layer not in seen:
-            raise ValueError(f"the given model has no parameter {layer!r}: it must be a copy of the trained one.")
+    _require(pruned, seen, "model")
     return list(pairs.values())
+
+
+def _require(pruned: Mapping[str, Tensor], found: set[str], kind: str) -> None:
+    """Refuse a copy that lacks a pruned layer: it would stay dense in silence."""
+    for layer in pruned:
+        if layer not in found:
+            raise ValueError(f"the given {kind} has no parameter {layer!r}: it must be a copy of the trained one.")
 
 
 @dataclass(frozen=True)

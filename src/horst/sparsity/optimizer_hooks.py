@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _TOO_MANY = 3  # updates in a row without sparsifier.step() before the next backward pass
 
-# By optimizer, the last sparsifier built on it: two at once would silently zero what the other keeps.
-_latest: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Sparsifier]] = weakref.WeakKeyDictionary()
+# Two at once on the same weights would silently zero what the other keeps.
+_sparsifiers: weakref.WeakSet[Sparsifier] = weakref.WeakSet()
 
 
 def unwrapped(optimizer: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
@@ -164,22 +164,22 @@ def find_owners(optimizers: Sequence[Optimizer], layers: Sequence[Layer]) -> dic
     return owners
 
 
-def refuse_a_second(optimizers: Sequence[Optimizer]) -> None:
-    """Refuse optimizers on which a sparsifier is open."""
-    if any(_open_on(optimizer) for optimizer in optimizers):
+def refuse_a_second(optimizers: Sequence[Optimizer], layers: Sequence[Layer]) -> None:
+    """Refuse optimizers, and weights, on which a sparsifier is open."""
+    if _shared(optimizers, layers) is not None:
         gc.collect()  # one that was dropped may wait in a cycle of references, where nobody can close it
-    for optimizer in optimizers:
-        if (other := _open_on(optimizer)) is not None:
-            raise ValueError(
-                f"{type(optimizer).__name__} has an open sparsifier, {type(other).__name__} (sparsity "
-                f"{other.current_sparsity:.4f}): a second one would undo its masks. Call close() on the first before "
-                "building the next; of keep_zeros, on what it returned."
-            )
+    if (shared := _shared(optimizers, layers)) is not None:
+        name, other = shared
+        raise ValueError(
+            f"{name} has an open sparsifier, {type(other).__name__} (sparsity {other.current_sparsity:.4f}): a second "
+            "one would undo its masks. Call close() on the first before building the next; of keep_zeros, on what it "
+            "returned."
+        )
 
 
 def note(sparsifier: Sparsifier) -> None:
     """Remember an open sparsifier for :func:`refuse_a_second`."""
-    _latest.update((optimizer, weakref.ref(sparsifier)) for optimizer in sparsifier.optimizers)
+    _sparsifiers.add(sparsifier)
 
 
 def release(handles: list[Any], owned: Sequence[tuple[weakref.ref[Optimizer], Sequence[Tensor]]]) -> None:
@@ -193,7 +193,13 @@ def release(handles: list[Any], owned: Sequence[tuple[weakref.ref[Optimizer], Se
             alive.set_masks(dict.fromkeys(params))
 
 
-def _open_on(optimizer: Optimizer) -> Sparsifier | None:
-    latest = _latest.get(optimizer)
-    sparsifier = None if latest is None else latest()
-    return sparsifier if sparsifier is not None and sparsifier._release.alive else None
+def _shared(optimizers: Sequence[Optimizer], layers: Sequence[Layer]) -> tuple[str, Sparsifier] | None:
+    """An optimizer or else a weight on which a sparsifier is open, by name, and that sparsifier."""
+    named: dict[int, str] = {id(optimizer): type(optimizer).__name__ for optimizer in optimizers}
+    named |= {id(layer.param): layer.name for layer in layers}
+    for other in _sparsifiers:
+        if other._release.alive:
+            for held in (*other.optimizers, *(layer.param for layer in other.layers)):
+                if id(held) in named:
+                    return named[id(held)], other
+    return None

@@ -58,8 +58,10 @@ def restore(sparsifier: Sparsifier, state: Mapping[str, Any]) -> None:
     sparsifier._masks_changed()
     sparsifier._load_extra_state(state["extra"])
     # A run begun without observers may continue with some, and the other way round.
-    for observer, saved in zip(_observers_with_state(sparsifier), state.get("observers", []), strict=False):
-        observer.load_state_dict(saved)
+    saved = list(state.get("observers", []))
+    for observer in _observers_with_state(sparsifier)[: len(saved)]:
+        observer.load_state_dict(saved.pop(0))
+    sparsifier._unclaimed = saved
 
 
 def _observers_with_state(sparsifier: Sparsifier) -> list[Any]:

@@ -40,6 +40,8 @@ class Phases:
 
     def __post_init__(self) -> None:
         bounds = (*self.changes, self.end)
+        for bound in bounds:
+            _check_whole(step=bound)
         if len(self.changes) % 2 == 0:
             raise ValueError(
                 f"a run must end in a sparse phase, so the phase changes an odd number of times, "
@@ -101,6 +103,7 @@ def acdc_epochs(
         >>> acdc_epochs(100).prune_at, acdc_epochs(100).restore_at
         ((10, 20, 30, 40, 50, 60, 70, 85), (15, 25, 35, 45, 55, 65, 75))
     """
+    _check_whole(epochs=epochs, steps_per_epoch=steps_per_epoch)
     if min(sparse, dense, last_dense, last_sparse, steps_per_epoch) < 1 or warmup < 0:
         raise ValueError("every phase must last at least one epoch, and an epoch at least one step.")
     shortest = warmup + sparse + last_dense + last_sparse
@@ -155,6 +158,7 @@ class Cubic:
     initial: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_whole(begin=self.begin, end=self.end, every=self.every)
         if not 0 <= self.begin < self.end:
             raise ValueError(f"pruning must end after it begins, got begin={self.begin}, end={self.end}.")
         if self.every < 1:
@@ -170,7 +174,7 @@ class Cubic:
         """The target at ``step``."""
         # In fractions of the decimals as written: half of 0.936 is 0.468, of which floating point would make less, and
         # one weight of a thousand too few would go.
-        left = 1 - min(max(Fraction(step - self.begin, self.end - self.begin), Fraction(0)), Fraction(1))
+        left = 1 - min(max(Fraction(step - self.begin) / Fraction(self.end - self.begin), Fraction(0)), Fraction(1))
         s_f, s_i = _as_written(final), _as_written(self.initial)
         return float(s_f + (s_i - s_f) * left**3)
 
@@ -203,6 +207,7 @@ class DropGrow:
     decay: Literal["cosine", "constant"] = "cosine"
 
     def __post_init__(self) -> None:
+        _check_whole(every=self.every, end=self.end)
         if self.every < 1 or self.end <= self.every:
             raise ValueError(
                 f"the first exchange, at step every={self.every}, must come before end={self.end}; every at least 1."
@@ -270,6 +275,7 @@ class Rounds:
     rewind_to: int = 0
 
     def __post_init__(self) -> None:
+        _check_whole(rounds=self.rounds, steps_per_round=self.steps_per_round, rewind_to=self.rewind_to)
         if self.rounds < 1:
             raise ValueError(f"at least one round of pruning is needed, got rounds={self.rounds}.")
         if not 0 <= self.rewind_to < self.steps_per_round:
@@ -327,6 +333,7 @@ class Refresh:
     end: int
 
     def __post_init__(self) -> None:
+        _check_whole(every=self.every, steps=self.end)
         if self.every < 1:
             raise ValueError(f"every must be at least 1 step, got {self.every}.")
         if self.end < 1:
@@ -355,6 +362,13 @@ def check_schedule(method: object, schedule: object, kind: type) -> None:
             f"the schedule of {type(method).__name__} must be a {kind.__name__}, got {given}. "
             f"Make it with {_MADE_BY[kind]}.{hint}"
         )
+
+
+def _check_whole(**numbers: float) -> None:
+    """Refuse fractions of steps: no step is ever equal to one, and what is due then would not happen."""
+    for name, number in numbers.items():
+        if number % 1 != 0:  # this form refuses infinity and NaN too
+            raise ValueError(f"{name} must be a whole number, got {number}. Divide with //, or round.")
 
 
 def _as_written(x: float) -> Fraction:

@@ -36,6 +36,7 @@ _BITS = {
     torch.float32: (torch.int32, 31, 0x7F800000),
     torch.float64: (torch.int64, 63, 0x7FF0000000000000),
 }
+FLOATS = tuple(_BITS)  # dtypes of scores
 # 2048 counters of 8 bytes fit the shared memory of a CUDA block, where atomics on one hot bin stay cheap (the zeros of
 # an already pruned tensor all fall into one). They also cover the whole exponent of every type.
 _DIGIT = 11
@@ -194,8 +195,8 @@ class _Selection:
 
     def __init__(self, scores: Sequence[Tensor], shards: Sequence[Shard], among: Sequence[Tensor] | None) -> None:
         self.dtype = functools.reduce(torch.promote_types, [s.dtype for s in scores])
-        if self.dtype not in _BITS:
-            raise TypeError(f"scores must be floating point ({', '.join(map(str, _BITS))}), got {self.dtype}.")
+        if self.dtype not in FLOATS:
+            raise TypeError(f"scores must be floating point ({', '.join(map(str, FLOATS))}), got {self.dtype}.")
         groups = {shard.group for shard in shards if shard.group is not None}
         if len(groups) > 1:
             raise NotImplementedError(

@@ -33,9 +33,9 @@ class SRSTE(Sparsifier):
 
     Between steps the model's parameters hold :math:`\tilde w`: forward passes, evaluation and checkpoints see exact
     N:M weights, and names and identities of parameters stay (no parametrization, so DDP, FSDP2 and compile work). The
-    dense :math:`w` is kept here and swapped in for the duration of ``optimizer.step()``. The decay term is added then,
-    after any clipping; it respects ``GradScaler``. Closures that evaluate the loss several times per step (LBFGS) are
-    not supported.
+    dense :math:`w` is kept here and swapped in for the duration of ``optimizer.step()``: weights that are loaded into
+    the model later have no effect. The decay term is added then, after any clipping; it respects ``GradScaler``.
+    Closures that evaluate the loss several times per step (LBFGS) are not supported.
 
     Args:
         pattern: Pattern of the mask: N:M, by default ``"2:4"``. With ``sparsity``: None (single weights) or a block.

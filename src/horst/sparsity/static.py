@@ -100,7 +100,7 @@ def keep_zeros(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **o
     ``close()`` of what is returned ends it, or the end of a ``with`` statement around the training.
 
     Args:
-        options: Options of :class:`Static`; ``layers`` is ``"all"`` by default.
+        options: Options of :class:`Static`; ``layers`` is ``"all"`` by default: linear layers and convolutions.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
