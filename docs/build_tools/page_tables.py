@@ -226,7 +226,6 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "small_rates": (LANGUAGE, small_rates),
     "small_long": (LANGUAGE, small_long),
     "small_parts": ((*LANGUAGE, *files("frontier_language_learning_rates")), small_parts),
-    "digits_tuned": (VISION, frontier.tuned_table),
     "digits_rates": (VISION, frontier.rate_table),
     # speed and size
     "optimizer_step_gpu": (BENCH("optimizer_step_h200"), benchmark_tables.gpu_step_table),

@@ -1,4 +1,4 @@
-"""What the study of small language models says in words holds in its result files, seed by seed."""
+"""What the studies of small models say in words holds in their result files, seed by seed."""
 
 import pathlib
 import statistics
@@ -128,3 +128,73 @@ def test_over_a_factor_of_32_in_the_learning_rate():
     assert said(max(AUTO.values(), key=statistics.mean), spec=".1f")
     assert said(min(ADAMW, key=statistics.mean), max(ADAMW, key=statistics.mean), spec=".1f")
     assert said(perplexity("horst", MAGNITUDE, 0.7, alpha="auto", lr=5e-4))
+
+
+def at_best(optimizer, method, sparsity=0.0, steps=3200, **settings):
+    """The best mean over the learning rates that were run."""
+    rates = {r["lr"] for r in ROWS if r["optimizer"] == optimizer and r["steps"] == steps and r["beta2"] == 0.95}
+    if optimizer == "adamw":
+        rates -= {5e-4, 1.6e-2}
+    return min((perplexity(optimizer, method, sparsity, steps, lr=lr, **settings) for lr in rates), key=statistics.mean)
+
+
+def test_after_four_times_as_many_steps_the_dense_lead_is_gone():
+    dense = at_best("adamw", DENSE)
+    horst = at_best("horst", DENSE, alpha="auto")
+    with_l1 = at_best("horst-l1", DENSE, alpha="auto", l1=0.02)
+    assert said(dense, horst, with_l1)
+    assert abs(statistics.mean(horst) / statistics.mean(dense) - 1) < 0.01
+    pruned = at_best("horst-l1", GLOBAL, 0.7, alpha="auto", l1=0.02)
+    assert said(pruned, at_best("adamw-l1", GLOBAL, 0.7, l1=0.02))
+    assert f"{statistics.mean(pruned) / statistics.mean(dense) - 1:.0%}" == "2%"
+
+
+def test_after_four_times_as_many_steps_the_lead_after_pruning_is_larger():
+    for method in (MAGNITUDE, "sparsegpt", GLOBAL):
+        for level in (0.7, 0.8):
+            ours = at_best("horst-l1", method, level, alpha="auto", l1=0.02)
+            theirs = at_best("adamw", method, level), at_best("adamw-l1", method, level, l1=0.02)
+            assert all(ahead(ours, other) for other in theirs)
+            if level == 0.7 and method != GLOBAL:
+                assert said(ours, *theirs)
+    long = statistics.mean(at_best("adamw", MAGNITUDE, 0.7)) / statistics.mean(at_best("adamw", DENSE))
+    short = [perplexity("adamw", MAGNITUDE, 0.7, lr=lr) for lr in (5e-4, 2e-3, 4e-3, 8e-3)]
+    assert f"{long:.1f} times its dense perplexity" in PAGE
+    assert f"{min(map(statistics.mean, short)) / statistics.mean(BEST_ADAMW):.1f} times" in PAGE
+
+
+def test_the_second_beta():
+    here = perplexity("horst", DENSE, alpha="auto", lr=8e-3)
+    other = perplexity("horst", DENSE, alpha="auto", lr=8e-3, beta2=0.999)
+    adamw = perplexity("adamw", DENSE, lr=4e-3, beta2=0.999)
+    assert ahead(here, other)
+    assert ahead(here, adamw)
+    assert said(here, other, adamw)
+
+
+# --- digits -----------------------------------------------------------------------------------------------------------
+
+DIGITS = Result.load(ROOT / "results/transformers/frontier_vision.json").rows
+VISION_PAGE = " ".join((ROOT / "docs/studies/vision.md").read_text(encoding="utf-8").split())
+
+
+def accuracy(optimizer, lr, sparsity=0.9, alpha=0.0):
+    wanted = {"optimizer": optimizer, "lr": lr, "sparsity": sparsity, "alpha": alpha}
+    found = {row["seed"]: 100 * row["top1"] for row in DIGITS if all(row[k] == v for k, v in wanted.items())}
+    assert set(found) == {0, 1, 2}
+    return [found[seed] for seed in sorted(found)]
+
+
+def test_auto_carries_over_learning_rates_on_digits():
+    rates = (1e-3, 3e-3, 1e-2, 3e-2)
+    auto = {lr: accuracy("horst", lr, alpha="auto") for lr in rates}
+    others = [{lr: accuracy(name, lr, alpha=alpha) for lr in rates} for name, alpha in (("adamw", 0.0), ("horst", 5.0))]
+    for found in (auto, *others):
+        means = [statistics.mean(values) for values in found.values()]
+        assert f"{min(means):.1f} to {max(means):.1f}" in VISION_PAGE
+    assert all(ahead(other[lr], auto[lr]) for other in others for lr in rates)  # less accurate in every seed
+    dense = max((accuracy("adamw", lr, sparsity=0.0) for lr in rates), key=statistics.mean)
+    assert all(ahead(dense, auto[lr]) for lr in rates[1:])
+    product = accuracy("horst", 3e-3, alpha=33.3333333)
+    for values in (dense, product):
+        assert f"{statistics.mean(values):.1f}" in VISION_PAGE

@@ -92,7 +92,8 @@ def against_product(results: Sequence[Result], levels: Sequence[float], key: str
         if key and any(len(line.get_ydata()) for line in axes.get_lines()):
             axes.set_yscale("log")
         axes.set_xscale("log")
-        ticks = {zero: "AdamW", 0.005: "0.005", 0.02: "0.02", 0.1: "0.1", auto: "auto"}
+        between = {x: f"{x:g}" for x in (0.005, 0.02, 0.1) if min(products) <= x <= max(products)}
+        ticks = {zero: "AdamW", **between, auto: "auto"}
         axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
         axes.minorticks_off()
         axes.set_xlim(zero / 1.4, 1.4 * auto)
