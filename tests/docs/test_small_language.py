@@ -96,7 +96,7 @@ def test_surviving_magnitude_pruning_is_the_block_matrices():
 
 def test_learning_rates_of_their_own_do_not_replace_the_mirror_step():
     keys = [
-        {"lr": row["lr"], "norm_lr_ratio": row.get("norm_lr_ratio"), "embedding_lr_ratio": row.get("embedding_lr_ratio")}
+        {name: row.get(name) for name in ("lr", "norm_lr_ratio", "embedding_lr_ratio")}
         for row in ROWS
         if row["optimizer"] == "adamw" and row["method"] == DENSE and row["seed"] == 0
     ]  # fmt: skip
