@@ -28,7 +28,7 @@ COMMANDS = {
     "prune": "prune a trained model in one shot",
     "sparsify": "prune a model and train it further, with the dense model as its teacher",
     "eval": "perplexity or accuracy of a model",
-    "export": "save a pruned model in a compressed or faster format: sparse safetensors, Hugging Face, ONNX",
+    "export": "save a model, pruned or not, in fewer bytes or for another tool: sparse or int8 safetensors, ONNX",
     "sweep": "run a recipe over seeds, optimizers and sparsities",
     "report": "one HTML page from result files",
     "bench": "time the optimizer, pruning and export on this machine",

@@ -1,4 +1,4 @@
-"""``horst export MODEL --to FORM``: save a pruned model in a compressed or faster format; ``--report`` measures it."""
+"""``horst export MODEL --to FORM``: save a model, pruned or not, in fewer bytes or for another tool; ``--report`` measures it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from horst.cli.models import LoadedModel
 
 FORMATS = {
-    "sparse-safetensors": "positions and values: a smaller file, which horst loads; dense again in memory",
+    "sparse-safetensors": "positions and values, with --values int8 in few bits: a smaller file, which horst loads; dense again in memory",
     "hugging-face": "a directory that transformers (or timm) loads, zeros and all: no smaller, no faster",
     "onnx": "a graph for ONNX Runtime, zeros and all: no smaller, no faster by its zeros",
 }
