@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from horst.cli.models import LoadedModel
 
 FORMATS = {
-    "sparse-safetensors": "positions and values, with --values int8 in few bits: a smaller file, which horst loads; dense again in memory",
+    "sparse-safetensors": "positions and values, with --values in few bits: a smaller file, dense again in memory",
     "hugging-face": "a directory that transformers (or timm) loads, zeros and all: no smaller, no faster",
     "onnx": "a graph for ONNX Runtime, zeros and all: no smaller, no faster by its zeros",
 }
