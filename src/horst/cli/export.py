@@ -1,4 +1,4 @@
-"""``horst export MODEL --to FORM``: save a model, pruned or not, in fewer bytes or for another tool; ``--report`` measures it."""
+"""``horst export MODEL --to FORM``: save a model in fewer bytes or for another tool; ``--report`` measures it."""
 
 from __future__ import annotations
 
