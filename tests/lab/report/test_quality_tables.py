@@ -16,7 +16,7 @@ from horst.lab.report import frontier
 from horst.lab.report.figures import save_figure
 from horst.lab.report.quality_figures import CROPPED, against_product, against_zeros
 from horst.lab.report.quality_tables import compare_words, free_sparsity, quality_table
-from horst.lab.report.runs import LABELS, best, cells_of
+from horst.lab.report.runs import LABELS, best, cells_of, is_whole
 from horst.lab.report.transformer_figures import COLOURS
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -110,6 +110,12 @@ def test_parts_of_the_step_stand_beside_the_whole_at_their_learning_rates(parts)
     assert set(table.column("lr")) == {"0.008"}
     assert "norms" not in str(frontier.tuned_table([parts]).rows), "an ablation is no contender"
     assert any("One part" in str(table.caption) for table in frontier.language([parts]).tables)
+
+
+def test_a_file_of_parts_alone_has_their_table_and_no_figure(parts):
+    alone = dataclasses.replace(parts, rows=[row for row in parts.rows if not is_whole(row)])
+    content = frontier.language([alone])
+    assert (len(content.tables), content.figures, content.summary) == (1, (), ())
 
 
 def test_a_dense_model_is_in_a_row_with_the_seeds_that_were_pruned_so():

@@ -88,10 +88,13 @@ def _curves(results: Sequence[Result]) -> Figure:
 
 
 def _study(results: Sequence[Result], figures: Sequence[Figure], more: Sequence[Table] = ()) -> Content:
+    compared = {row["optimizer"] for result in results for row in result.rows if is_whole(row)}
+    if not compared:
+        return Content(tables=list(more))  # one part of a step at a time, and no contender
     words = compare_words(results, "HORST, alpha auto", "HORST, alpha 5")
     rates = rate_table(results).captioned(f"Every learning rate. {_SEEDS}")
-    if not any(row["optimizer"] == "adamw" for result in results for row in result.rows):
-        return Content(summary=[words], tables=[rates])  # more seeds for HORST alone: nothing else to compare
+    if "adamw" not in compared:
+        return Content(summary=[words], tables=[rates, *more])  # more seeds for HORST alone
     tuned = tuned_table(results).captioned(f"Each optimizer at its best settings for the level. {_SEEDS}")
     return Content(summary=[words], tables=[tuned, rates, *more], figures=figures)
 
