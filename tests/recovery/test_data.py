@@ -1,6 +1,7 @@
 """The batches: each row once per epoch, a function of the step alone; and what is refused."""
 
 import itertools
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
@@ -75,6 +76,11 @@ def test_labels_of_a_causal_model_are_shifted_and_those_of_others_are_not():
     )  # fmt: skip
     assert next(read(data, causal, 1).source.batches(0))[1].tolist() == [[2, 3, -100]]
     assert next(read(data, nn.Embedding(9, 2), 1).source.batches(0))[1].tolist() == [[-100, 2, 3]]
+    for encodes, expected in ((False, [[2, 3, -100]]), (True, [[-100, 2, 3]])):  # as Llava, and as T5
+        model = type(
+            "ForConditionalGeneration", (nn.Embedding,), {"config": SimpleNamespace(is_encoder_decoder=encodes)}
+        )
+        assert next(read(data, model(9, 2), 1).source.batches(0))[1].tolist() == expected
 
 
 def test_calibration_takes_as_many_rows_as_asked_for():

@@ -12,7 +12,9 @@ from torch import nn
 
 import horst
 from horst.recovery import NotSparse, SparsifyConfig, check_sparse, distillation
+from horst.recovery.data import read_examples
 from horst.recovery.methods import METHODS, TrainMethod
+from horst.recovery.teacher import RecoveryLoss
 from horst.sparsity import Static, find_layers
 from horst.sparsity.masks import NM, Block
 from horst.sparsity.selection import exact_floor
@@ -65,6 +67,23 @@ def test_accumulation_counts_every_prediction_once_though_rows_are_padded(name, 
     for other in found[1:]:
         for key, value in found[0].items():
             torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_hidden_states_count_where_there_are_no_labels():
+    model, ids = make("llama")
+    data = {"input_ids": ids[:4], "attention_mask": (torch.arange(8) < lengths(4)).long()}
+    data["labels"] = ids[:4].masked_fill(torch.arange(4)[:, None] > 1, -100)
+    config, teacher = SparsifyConfig(sparsity=0.5), copy.deepcopy(model).eval()
+    teacher.model.layers[0].mlp.down_proj.weight.data.mul_(1.5)
+    examples = read_examples(data, model, batch_size=4, seed=0)
+    loss = RecoveryLoss(model, teacher, examples, config, "squarehead")
+    x, y = examples.source.take(torch.arange(4))
+    first, second = (torch.stack((loss(model, *part), loss.count(*part))) for part in ((x[:2], y[:2]), (x[2:], y[2:])))
+    assert first[1].tolist() == [8 + 2, 7 + 7]  # of unpadded tokens, and of labels
+    assert second[1].tolist() == [2 + 8, 0]
+    assert second[0, 0] > 0
+    torch.testing.assert_close(loss(model, x, y)[1], first[0, 1])
+    loss.close()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -271,6 +290,15 @@ def test_narrow_weights_are_trained_wide_and_given_back_narrow():
     horst.sparsify(model, data, sparsity=0.5, **SHORT)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert all(int(mask.sum()) >= mask.numel() // 2 for mask in zeros(model).values())
+
+
+def test_running_statistics_are_as_wide_as_the_weights_and_given_back_narrow():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)) for _ in range(2)))
+    model = nn.Sequential(blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5)).bfloat16()
+    _, data = make("vit")
+    horst.sparsify(model, data, sparsity=0.5, method="magnitude", layers="all", **SHORT)
+    assert {t.dtype for t in model.state_dict().values() if t.is_floating_point()} == {torch.bfloat16}
+    assert model[0][0][1].running_mean.any()
 
 
 def test_frozen_weights_are_left_alone():

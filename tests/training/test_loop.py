@@ -101,14 +101,21 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
         run(dataclasses.replace(PLAIN, accumulate=3), tmp_path / "odd")
 
 
+@pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("parts", [2, 8])
-def test_accumulation_counts_every_target_once_however_they_are_spread(parts, tmp_path):
+def test_accumulation_counts_every_target_once_however_they_are_spread(parts, terms, tmp_path):
+    """Torch's mean is NaN for a part without targets; a second term, of all tokens, counts by itself."""
     torch.manual_seed(0)
     runs = {1: ToyLM(), parts: ToyLM()}
     runs[parts].load_state_dict(runs[1].state_dict())
+    two = {
+        "loss": lambda model, x, y: torch.stack([model.loss(x, y), model.loss(x, x)]),
+        "count": lambda x, y: torch.stack([(y != -100).sum(), torch.tensor(x.numel())]),
+    }
     for accumulate, model in runs.items():
         optimizer, config = torch.optim.SGD(model.parameters(), 0.1), dataclasses.replace(PLAIN, accumulate=accumulate)
-        train(text_task(model), optimizer, config, steps=20, directory=tmp_path / str(accumulate))
+        task = dataclasses.replace(text_task(model), **(two if terms == 2 else {}))
+        train(task, optimizer, config, steps=20, directory=tmp_path / str(accumulate))
     for p, q in zip(runs[1].parameters(), runs[parts].parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
     for a, b in zip(read_metrics(tmp_path / "1"), read_metrics(tmp_path / str(parts)), strict=True):

@@ -95,13 +95,15 @@ class ToyLM(nn.Module):
 
 
 class ToyText(ToyData):
-    """Texts of one to five tokens, padded, so that parts of a batch and ranks have unequal numbers of targets."""
+    """Texts of no to four tokens, padded, some without any in their second half: parts and ranks are unequal."""
 
     def batches(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         for step in itertools.count(start):
             tokens = torch.randint(16, (self.rows, 5), generator=torch.Generator().manual_seed(step))
-            is_padding = torch.arange(5) > torch.arange(self.rows)[:, None] % 5
-            targets = tokens.roll(-1, 1).masked_fill(is_padding, -100)
+            lengths = torch.arange(self.rows) % 5
+            if step % 3 == 0:
+                lengths[self.rows // 2 :] = 0
+            targets = tokens.roll(-1, 1).masked_fill(torch.arange(5) >= lengths[:, None], -100)
             yield tokens.chunk(self.world)[self.rank], targets.chunk(self.world)[self.rank]
 
 

@@ -136,11 +136,6 @@ class SparsifyConfig:
         """The pattern, read."""
         return parse_pattern(self.pattern)
 
-    @property
-    def preset(self) -> Preset | None:
-        """The preset of :func:`horst.sparsity.find_layers`; what the paper leaves dense, :meth:`of_model` excludes."""
-        return "blocks" if self.layers == "paper" else self.layers
-
     def of_model(self, model: nn.Module) -> SparsifyConfig:
         """The same, with ``layers="paper"`` put as patterns of a model's names."""
         if self.layers != "paper":

@@ -204,8 +204,15 @@ def _from_source(source: BatchSource) -> Examples:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a model of transformers predicts the next token, by the name of its class."""
-    return any("CausalLM" in kind.__name__ or "LMHead" in kind.__name__ for kind in type(model).__mro__)
+    """Whether a model of transformers predicts the next token, by the name of its class and its configuration."""
+    names = ("CausalLM", "LMHead", "ForConditionalGeneration")  # the last: of text after images or sound
+    found = any(name in kind.__name__ for kind in type(model).__mro__ for name in names)
+    return found and not is_encoder_decoder(model)
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Whether a model of transformers makes its decoder's inputs of the labels, and predicts these unshifted."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> int:

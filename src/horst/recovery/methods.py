@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from horst.recovery.config import SparsifyConfig
-from horst.sparsity import ACDC, ADMM, AST, CAST, Phases, Sparsifier, StatePolicy, Static
+from horst.sparsity import ACDC, ADMM, AST, CAST, Phases, Sparsifier, StatePolicy, Static, find_layers
 from horst.sparsity.controller import Options
+from horst.sparsity.layers import Layer, Preset
 
 #: The sparsifier of a stage, from the model, its optimizer, the masks that were chosen (True where kept; of a cut
 #: weight, this rank's part; empty where training starts dense, and when a run goes on, whose masks are loaded), the
@@ -36,8 +38,15 @@ class TrainMethod:
 
 
 def options(config: SparsifyConfig) -> Options:
-    """The options of every sparsifier: which layers, and the seed."""
-    return {"layers": config.preset, "include": config.include, "exclude": config.exclude, "seed": config.seed}
+    """The options of every sparsifier: which layers, and the seed; of a config that ``of_model`` gave."""
+    layers = cast("Preset | None", config.layers)  # no longer "paper"
+    return {"layers": layers, "include": config.include, "exclude": config.exclude, "seed": config.seed}
+
+
+def chosen_layers(model: nn.Module, config: SparsifyConfig) -> list[Layer]:
+    """The layers that these options choose."""
+    chosen = options(config)
+    return find_layers(model, chosen["layers"], include=chosen["include"], exclude=chosen["exclude"])
 
 
 def with_pattern(config: SparsifyConfig) -> Options:

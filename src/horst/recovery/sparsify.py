@@ -29,12 +29,11 @@ from horst.recovery.blocks import checkpointed_blocks, compiled_blocks
 from horst.recovery.check import check_sparse, named_numbers, warn_if_sparser
 from horst.recovery.config import Distillation, OptimizerName, SparsifyConfig, check_names
 from horst.recovery.data import Data, Examples, fingerprint, read_examples
-from horst.recovery.methods import METHODS
+from horst.recovery.methods import METHODS, chosen_layers
 from horst.recovery.progress import LaterBatches, Part, Progress
 from horst.recovery.report import SparsifyReport, Stage
 from horst.recovery.teacher import RecoveryLoss, copy_as_teacher, prepare_teacher
 from horst.recovery.whole import Pruner
-from horst.sparsity import find_layers
 from horst.sparsity.layers import check_model
 from horst.sparsity.masks import NM
 from horst.training import Interrupted, LoopConfig, LRSchedule, Task, TrainResult, parallelize, train
@@ -235,7 +234,7 @@ class _Recovery:
     def _train_adapters(self, stage: int, masks: dict[str, Tensor]) -> tuple[TrainResult, list[PrunedLayer]]:
         config = self.config
         assert config.lora is not None
-        layers = self._find_layers()
+        layers = chosen_layers(self.model, self.config)
         masks = masks or {layer.name: layer.param.detach() != 0 for layer in layers}  # then a checkpoint has them
         was_trained = {name: p.requires_grad for name, p in self.model.named_parameters()}
         try:
@@ -246,7 +245,7 @@ class _Recovery:
             masks = merge(self.model)
             for name, p in self.model.named_parameters():
                 p.requires_grad_(was_trained[name])
-        layers = self._find_layers()
+        layers = chosen_layers(self.model, self.config)
         return result, check_sparse(layers, masks, config.units, self.targets[stage], config.distribution)
 
     def _train(self, stage: int, optimizer: Optimizer, sparsifier: Any) -> TrainResult:
@@ -307,13 +306,9 @@ class _Recovery:
     def _units(self, steps: int) -> int:
         return steps * self.config.batch_size * self.examples.units_per_row
 
-    def _find_layers(self) -> Any:
-        config = self.config
-        return find_layers(self.model, config.preset, include=config.include, exclude=config.exclude)
-
     def _refuse_layers_early(self) -> None:
         """Before the teacher's first word: layers that are not there, or that the pattern does not fit."""
-        layers = self._find_layers()
+        layers = chosen_layers(self.model, self.config)
         warn_if_sparser(layers, self.targets[-1])
         for layer in layers:
             for matrix in layer.matrices():
@@ -334,7 +329,7 @@ class _Recovery:
         self.config.loop_on(device).check_rows(len(batch[0]))
         inputs, targets = (part[:1].to(device) for part in batch)
         with torch.enable_grad():
-            self.loss(model, inputs, targets).backward()
+            self.loss(model, inputs, targets).sum().backward()
         unused = [
             (name, p)
             for name, p in model.named_parameters()
@@ -369,17 +364,18 @@ def _steps(config: SparsifyConfig, examples: Examples) -> int:
 
 @contextlib.contextmanager
 def _float32(model: nn.Module) -> Iterator[None]:
-    """The model's weights in float32, or better where they are; back in their own dtypes on leaving."""
-    narrow = [p for p in model.parameters() if p.is_floating_point() and p.element_size() < 4]
-    dtypes = [p.dtype for p in narrow]
-    for p in narrow:
-        p.data = p.data.float()
+    """The model's weights and buffers in float32, or better where they are; back in their own dtypes on leaving."""
+    tensors = (*model.parameters(), *model.buffers())  # batch normalisation takes its statistics as its weights
+    narrow = [t for t in tensors if t.is_floating_point() and t.element_size() < 4]
+    dtypes = [t.dtype for t in narrow]
+    for t in narrow:
+        t.data = t.data.float()
     try:
         yield
     finally:
         if not is_sharded(model):
-            for p, dtype in zip(narrow, dtypes, strict=True):
-                p.data = p.data.to(dtype)
+            for t, dtype in zip(narrow, dtypes, strict=True):
+                t.data = t.data.to(dtype)
 
 
 @contextlib.contextmanager

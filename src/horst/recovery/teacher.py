@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from horst.recovery.distillation import cross_entropy, mixed_loss, squarehead
 from horst.training.evaluate import IGNORED
 from horst.training.task import count_targets
 
-__all__ = ["RecoveryLoss", "copy_as_teacher", "prepare_teacher"]
+__all__ = ["RecoveryLoss", "copy_as_teacher", "narrow_autocast", "prepare_teacher"]
 
 
 def copy_as_teacher(model: nn.Module) -> nn.Module:
@@ -43,6 +44,13 @@ def prepare_teacher(teacher: nn.Module, student: nn.Module) -> nn.Module:
             "dense model is made. Or give copy.deepcopy(...) of it."
         )
     return teacher.eval().requires_grad_(False)
+
+
+def narrow_autocast(teacher: nn.Module) -> AbstractContextManager[Any]:
+    """Autocast for a teacher in bfloat16 or float16, which may meet float32 images; for others nothing changes."""
+    weight = next(teacher.parameters())
+    is_narrow = weight.dtype in (torch.bfloat16, torch.float16)
+    return torch.autocast(weight.device.type, weight.dtype) if is_narrow else contextlib.nullcontext()
 
 
 class RecoveryLoss:
@@ -81,16 +89,16 @@ class RecoveryLoss:
         self.teacher = None if teacher is None else _Observed(teacher, wants_hidden)
 
     def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """The loss of a batch; with ``"squarehead"`` a vector of its terms, each a mean over what it counts."""
         batch = self.examples.arguments(inputs)
         logits, hidden = self.student(model, batch)
         teacher_logits, teacher_hidden = self._ask_teacher(batch)
         counts = self.examples.counts(inputs)
         if self.distill == "squarehead":
-            loss = self.distill_weight * squarehead(hidden, teacher_hidden, counts)
+            terms = [self.distill_weight * squarehead(hidden, teacher_hidden, counts)]
             if self.label_weight:
-                loss = loss + self.label_weight * cross_entropy(_need(logits), targets)
-            return loss
+                terms.append(self.label_weight * cross_entropy(_need(logits), targets))
+            return torch.stack(terms)
         logits = _need(logits)
         if self.distill == "none":
             return mixed_loss(
@@ -104,19 +112,19 @@ class RecoveryLoss:
         )  # fmt: skip
 
     def count(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """How many predictions of a batch the loss is a mean of."""
+        """How many predictions of a batch the loss is a mean of; with ``"squarehead"``, how many each term is."""
+        counts = self.examples.counts(inputs)
+        positions = targets.new_full((), len(inputs)) if counts is None else counts.sum()
+        if self.distill == "squarehead":
+            return torch.stack([positions, count_targets(inputs, targets)] if self.label_weight else [positions])
         if self.examples.has_labels:
             return count_targets(inputs, targets)
-        counts = self.examples.counts(inputs)
-        return targets.new_full((), len(inputs)) if counts is None or self.is_per_row else counts.sum()
+        return targets.new_full((), len(inputs)) if self.is_per_row else positions
 
     def _ask_teacher(self, batch: Batch) -> tuple[Tensor | None, list[Tensor]]:
         if self.teacher is None:
             return None, []
-        weight = next(self.teacher.model.parameters())
-        is_narrow = weight.dtype in (torch.bfloat16, torch.float16)  # and meets float32 images
-        context = torch.autocast(weight.device.type, weight.dtype) if is_narrow else contextlib.nullcontext()
-        with torch.no_grad(), context:
+        with torch.no_grad(), narrow_autocast(self.teacher.model):
             return self.teacher(self.teacher.model, batch)
 
     @torch.no_grad()

@@ -203,16 +203,19 @@ class Run:
     def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Add the gradients of the batch, part by part, and average them over the ranks; the loss.
 
-        A part weighs as much as it has terms, so that the result is the mean over all terms of all ranks.
+        A part weighs as much as it has terms, so that the result is the mean over all terms of all ranks. The task may
+        give several means as a vector, to be added up, and their numbers of terms as another.
         """
         parts, total = self.config.accumulate, torch.zeros_like(self.loss_sum)
         pieces = list(zip(inputs.chunk(parts), targets.chunk(parts), strict=True))
         counts = torch.stack([self.task.count(x, y) for x, y in pieces])
-        of_all = sum_over_ranks(counts.sum())
+        of_all = sum_over_ranks(counts.sum(0))
         weights = torch.where(of_all > 0, world_size() * counts / of_all, 1 / parts)
         for i, (x, y) in enumerate(pieces):
             with self.loss.gradients_reduced(i + 1 == parts):
-                loss = self.loss(x, y) * weights[i]
+                # Torch's mean over nothing is NaN, which 0 would not weigh away. Its backward pass runs all the same:
+                # DDP waits for it.
+                loss = torch.where(weights[i] > 0, self.loss(x, y) * weights[i], 0).sum()
                 loss.backward()
             total += loss.detach()
         return total

@@ -44,13 +44,15 @@ class Task:
 
     Args:
         model: Model on its device and, where wanted, sharded (:func:`horst.training.distributed.parallelize`).
-        loss: Function ``loss(model, inputs, targets)``: a mean over the rows given, or over their targets.
+        loss: Function ``loss(model, inputs, targets)``: a mean over the rows given, or over their targets;
+            or a vector of such means, to be added up.
         train: Training batches.
         evaluate: Function ``evaluate(model)``: named numbers, the same on every rank, as those of
             :mod:`horst.training.evaluate`. Called in evaluation mode, with the plain model (not compiled, not
             wrapped by DDP).
-        count: Function ``count(inputs, targets)``: how many terms ``loss`` is the mean of, as a tensor. By it the
-            parts of a batch are weighted, on all ranks. Targets of -100 do not count by default.
+        count: Function ``count(inputs, targets)``: how many terms ``loss`` is the mean of, as a tensor; for a vector of
+            means, as many numbers. By it the parts of a batch are weighted, on all ranks. Targets of -100 do not count by
+            default.
         unit: Unit of the throughput, ``"tokens"`` or ``"images"``.
         units_per_row: Units per row of a batch: the context length of a language model.
         identity: Further settings that make the run the same, as JSON: data, seed, recipe. A checkpoint with another
