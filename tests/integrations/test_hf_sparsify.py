@@ -1,22 +1,33 @@
 """The Trainer that makes its model sparse: with transformers' own Trainer and with TRL's."""
 
+import contextlib
+import copy
 import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
+from torch.utils.data import IterableDataset
 from transformers import (
+    BeitConfig,
+    BeitForImageClassification,
     BertConfig,
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -28,7 +39,7 @@ from horst.integrations.hf import horst
 from horst.integrations.hf_sparsify import SparsifyMixin, SparsifyTrainer
 from horst.pruning import prune
 from horst.recovery import NotSparse, SparsifyConfig, kl_divergence
-from horst.sparsity import find_layers
+from horst.sparsity import Static, find_layers
 
 WORKER = Path(__file__).parent / "hf_sparsify_worker.py"
 
@@ -148,6 +159,22 @@ def test_processes_that_average_their_gradients_see_the_loss_of_one(distill, tmp
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(("name", "value"), [("loss_is_scaled_for_ga", False), ("model_accepts_loss_kwargs", False)])
+def test_a_loss_that_the_trainer_divides_is_not_divided_here(name, value, tmp_path):
+    teacher = gpt2()
+    teacher.transformer.h[0].mlp.c_fc.weight.data.mul_(0.5)
+    config = SparsifyConfig(sparsity=0.5, label_weight=0.0)
+    trainer = make(tmp_path, config=config, teacher=teacher, gradient_accumulation_steps=4)
+    rows = {name: torch.stack([row[name] for row in dataset(4)]) for name in ("input_ids", "labels")}
+    trainer.model.train()
+    expected = trainer.compute_loss(trainer.model, rows)
+    assert expected > 0
+    setattr(trainer, name, value)
+    torch.testing.assert_close(
+        trainer.compute_loss(trainer.model, rows, num_items_in_batch=torch.tensor(200)), expected
+    )
+
+
 class Watched(Trainer):
     """Keeps the weights it is to train: DDP would hide that those of the ranks differ."""
 
@@ -235,12 +262,14 @@ def test_settings_that_the_trainer_decides_are_refused(setting, value, instead, 
     ("optimizer", "optim", "expected"),
     [("horst", None, "MatrixHORST"), ("adamw", None, "AdamW"), ("horst", "sgd", "SGD")],
 )
-def test_the_optimizer_is_horst_unless_another_is_asked_for(optimizer, optim, expected, tmp_path):
+def test_the_optimizer_is_horst_unless_another_is_asked_for(optimizer, optim, expected, tmp_path, caplog):
     arguments = {} if optim is None else {"optim": optim}
     trainer = make(tmp_path, config=SparsifyConfig(sparsity=0.5, samples=8, optimizer=optimizer), **arguments)
     trainer.optimizer_cls_and_kwargs = None  # the helper of these tests gives one
-    trainer.create_optimizer()
+    with caplog.at_level("INFO", "horst"):
+        trainer.create_optimizer()
     assert type(trainer.optimizer).__name__ == expected
+    assert ("the optimizer is HORST; for AdamW give" in caplog.text) == (expected == "MatrixHORST")
     assert trainer.optimizer.param_groups[0]["lr"] == trainer.args.learning_rate
 
 
@@ -269,6 +298,19 @@ def test_a_checkpoint_of_another_sparsity_is_refused_before_training(sparsity, r
     resumed.compute_loss = lambda *_, **__: pytest.fail("trained")
     with pytest.raises(ValueError, match=message):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    Static(resumed.model, torch.optim.SGD(resumed.model.parameters())).close()  # none is open
+
+
+def test_a_training_that_is_broken_off_leaves_the_model_to_the_next_trainer(tmp_path):
+    class CtrlC(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    trainer = make(tmp_path, config=SparsifyConfig(sparsity=0.5, method="magnitude", distill="none"))
+    trainer.add_callback(CtrlC())
+    with contextlib.suppress(KeyboardInterrupt):
+        trainer.train()
+    make(tmp_path, trainer.model, trainer.sparsify_config).train()
 
 
 def test_a_checkpoint_outside_of_the_output_directory_is_resumed(tmp_path):
@@ -325,6 +367,79 @@ def test_the_distance_of_a_classifier_is_a_mean_over_its_rows(labels, tmp_path):
     with torch.no_grad():
         expected = kl_divergence(model(rows["input_ids"]).logits, teacher(rows["input_ids"]).logits, 2.0)
     torch.testing.assert_close(found, expected)
+
+
+def test_a_narrow_teacher_takes_float32_images(tmp_path):
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BeitForImageClassification(BeitConfig(num_labels=3, image_size=16, patch_size=8, **size))
+    trainer = make(tmp_path, model=model, teacher=copy.deepcopy(model).bfloat16())
+    model.train()
+    rows = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 2])}
+    assert trainer.compute_loss(model, rows).isfinite()
+
+
+def llava():
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"model_type": "llama", "vocab_size": 32, "num_key_value_heads": 2, **size}
+    vision = {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 8, **size}
+    return LlavaForConditionalGeneration(LlavaConfig(text_config=text, vision_config=vision, image_token_index=31))
+
+
+def t5():
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+    return T5ForConditionalGeneration(T5Config(vocab_size=32, decoder_start_token_id=0, **size))
+
+
+@pytest.mark.parametrize(("build", "scored"), [(llava, [1, 2]), (t5, [2, 3])])
+def test_predictions_are_compared_where_the_model_has_labels(build, scored, tmp_path):
+    """A decoder predicts the next label; an encoder-decoder, which makes its inputs of the labels, the same one."""
+    model, teacher = build().double(), build().double()
+    trainer = make(tmp_path, model, SparsifyConfig(sparsity=0.5, label_weight=0.0, distill_weight=1.0), teacher=teacher)
+    rows = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([[-100, -100, 3, 4]])}
+    model.train()
+    found = trainer.compute_loss(model, rows)
+    with torch.no_grad():
+        logits, dense = (m(**rows).logits[:, scored] for m in (model, teacher))
+    torch.testing.assert_close(found, kl_divergence(logits, dense, 2.0))
+
+
+def test_an_encoder_decoder_is_pruned_and_trained(tmp_path):
+    trainer = make(tmp_path, model=t5())
+    trainer.train()
+    assert set(zeros(trainer.model).values()) == {0.5}
+    with pytest.raises(ValueError, match=r"'squarehead' compares the hidden states of one stack.*Use 'kl'"):
+        make(tmp_path, model=t5(), config=SparsifyConfig(sparsity=0.5, distill="squarehead"))
+
+
+class Stream(IterableDataset):
+    def __init__(self, is_read_once):
+        self.rows = iter(dataset()) if is_read_once else dataset()
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def test_data_that_can_be_read_only_once_is_refused_for_calibration(tmp_path):
+    for is_read_once, method in ((False, "wanda"), (True, "magnitude"), (True, "wanda")):
+        trainer = make(tmp_path, config=SparsifyConfig(sparsity=0.5, samples=8, method=method), max_steps=2)
+        trainer.train_dataset = Stream(is_read_once)
+        fails = is_read_once and method == "wanda"
+        message = "train_dataset can be read only once, and calibration would use it up"
+        with pytest.raises(ValueError, match=message) if fails else contextlib.nullcontext():
+            trainer.train()
+
+
+def test_what_would_compare_with_a_part_of_the_model_or_an_empty_teacher_is_refused(tmp_path, monkeypatch):
+    config = SparsifyConfig(sparsity=0.5)
+    args = arguments(tmp_path)
+    args._n_gpu = 2
+    with pytest.raises(ValueError, match=r"trains on 2 GPUs.*torchrun --nproc-per-node=2"):
+        SparsifyTrainer(gpt2(), args, train_dataset=dataset(), sparsify=config)
+    fsdp = SimpleNamespace(cpu_ram_efficient_loading=True, activation_checkpointing=False)
+    monkeypatch.setattr(AcceleratorState, "fsdp_plugin", fsdp, raising=False)
+    with pytest.raises(ValueError, match="only rank 0 has loaded weights"):
+        make(tmp_path, config=config)
+    make(tmp_path, config=SparsifyConfig(sparsity=0.5, distill="none"))
 
 
 def test_trl(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from horst.extras import how_to_install
 from horst.files import read_json, write_json
@@ -22,9 +24,11 @@ from horst.pruning import prune
 from horst.recovery import NotSparse, SparsifyConfig, check_sparse, kl_divergence, squarehead
 from horst.recovery.adapters import check_no_adapters
 from horst.recovery.check import zeros_of
-from horst.recovery.teacher import copy_as_teacher, prepare_teacher
+from horst.recovery.data import is_causal, is_encoder_decoder
+from horst.recovery.methods import chosen_layers, options
+from horst.recovery.teacher import copy_as_teacher, narrow_autocast, prepare_teacher
 from horst.recovery.whole import frozen_weights, named_parameters
-from horst.sparsity import Static, find_layers
+from horst.sparsity import Static
 from horst.training.distributed import on_rank_0, world_size
 from horst.training.evaluate import IGNORED
 
@@ -32,6 +36,8 @@ try:
     from transformers import Trainer
 except ImportError as error:
     raise ImportError(f"horst.integrations.hf_sparsify needs transformers; {how_to_install('hf')}") from error
+
+logger = logging.getLogger(__name__)
 
 _CALL = "call horst.sparsify"
 _OPTIMIZER = "pass optimizer_cls_and_kwargs=horst.integrations.hf.horst(args, {}=...) or optimizers=(...)"
@@ -67,8 +73,10 @@ class SparsifyMixin:
     loss is the Trainer's own times ``label_weight``, plus ``distill_weight`` times the distance to the dense model, of
     which a copy is made here (in bfloat16 on a GPU). Evaluation shows the Trainer's own loss. After the training the
     zeros are counted, and too few are an error. Schedule, batches and precision are the Trainer's. The optimizer is
-    HORST, unless the Trainer is given one, or ``sparsify.optimizer`` is ``"adamw"``, or ``TrainingArguments.optim`` is
-    set. A Trainer whose model gives no logits while it trains, as TRL's with a fused head, costs one more forward pass.
+    HORST, unless the Trainer is given one, or ``TrainingArguments.optim`` is set to another than its default; for AdamW
+    give ``SparsifyConfig(optimizer="adamw")``. A Trainer whose model gives no logits while it trains, as TRL's with a
+    fused head, costs one more forward pass. With several processes the first one prunes while the others wait: where
+    that takes more than half an hour, raise ``TrainingArguments.ddp_timeout``.
 
     Args:
         sparsify: Settings: ``sparsity`` or ``pattern``, ``method``, ``layers``, ``optimizer``, ``distill`` and its
@@ -104,9 +112,9 @@ class SparsifyMixin:
         self.sparsify_config = sparsify = sparsify.of_model(model)
         self.distill = sparsify.distill or "kl"
         self.teacher = None
-        chosen: dict[str, Any] = {"layers": sparsify.preset, "include": sparsify.include, "exclude": sparsify.exclude}
         if self.distill != "none":
-            if teacher is None and (share := _zeros(model, sparsify)) >= _SPARSE:
+            _check_comparable(trainer, self.distill)
+            if teacher is None and (share := zeros_of(chosen_layers(model, sparsify))) >= _SPARSE:
                 warnings.warn(
                     f"{share:.0%} of the weights to prune are zero already, and no teacher is given: the sparse model "
                     "itself becomes the teacher. Give teacher=, the dense model, or distill='none'.",
@@ -115,7 +123,7 @@ class SparsifyMixin:
             self.teacher = copy_as_teacher(model) if teacher is None else prepare_teacher(teacher, model)
         elif teacher is not None:
             raise ValueError("distill='none' uses no teacher, and one was given. Leave one of them out.")
-        self._kept = _Kept(sparsify, **chosen)
+        self._kept = _Kept(sparsify)
         trainer.add_callback(self._kept)
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
@@ -126,7 +134,11 @@ class SparsifyMixin:
         else:  # True is the last one in output_dir, where the callback looks by itself
             is_path = isinstance(resume_from_checkpoint, (str, Path))
             self._kept.resume_from = resume_from_checkpoint if is_path else None
-        found = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+        try:
+            found = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+        finally:  # an error or Ctrl-C skips on_train_end, and the next Trainer of this model would be refused
+            if self._kept.sparsifier is not None:
+                self._kept.sparsifier.close()
         sparsifier = self._kept.sparsifier
         assert sparsifier is not None
         check_sparse(sparsifier.layers, sparsifier.masks, config.units, config.final_sparsity, config.distribution)
@@ -139,6 +151,7 @@ class SparsifyMixin:
         is_given = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
         if self.sparsify_config.optimizer == "horst" and not is_given and trainer.args.optim == default:
             trainer.optimizer_cls_and_kwargs = horst(trainer.args)
+            logger.info("the optimizer is HORST; for AdamW give SparsifyConfig(optimizer='adamw')")
         return super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
 
     def _prune(self) -> None:
@@ -159,11 +172,18 @@ class SparsifyMixin:
             weights[layer.name].data.copy_(sent)
 
     def _calibration(self) -> list[dict[str, Tensor]]:
-        """Training batches with about as many rows as asked for, without their labels."""
+        """Training batches with about as many rows as asked for."""
         trainer: Any = self
+        data = trainer.train_dataset
+        # Each worker process reads a copy of its own.
+        if isinstance(data, IterableDataset) and not trainer.args.dataloader_num_workers and iter(data) is iter(data):
+            raise ValueError(
+                "train_dataset can be read only once, and calibration would use it up. Let its __iter__ begin anew "
+                "each time, or give SparsifyConfig(method='magnitude'), which reads no data."
+            )
         rows, found = 0, []
         for batch in itertools.islice(trainer.get_train_dataloader(), self.sparsify_config.samples):
-            tensors = {name: value for name, value in _inputs(batch).items() if isinstance(value, Tensor)}
+            tensors = {name: value for name, value in self._inputs(batch).items() if isinstance(value, Tensor)}
             found.append(tensors)
             rows += len(next(iter(tensors.values())))
             if rows >= self.sparsify_config.samples:
@@ -190,7 +210,7 @@ class SparsifyMixin:
         needed = "hidden_states" if self.distill == "squarehead" else "logits"
         student = next((o for o in seen if getattr(o, needed, None) is not None), None)
         if student is None:
-            student = model(**_inputs(inputs), **wants)
+            student = model(**self._inputs(inputs), **wants)
         label_weight, distill_weight = self.sparsify_config.weights(self.distill)
         distance = self._distance(student, inputs, labels, num_items_in_batch, wants)
         loss = label_weight * loss + distill_weight * distance
@@ -199,9 +219,10 @@ class SparsifyMixin:
     def _distance(self, student: Any, inputs: Any, labels: Any, items: Any, wants: dict[str, bool]) -> Tensor:
         """How far the model is from the teacher, as a mean over what counts."""
         assert self.teacher is not None
-        with torch.no_grad():
-            self.teacher.to(next(iter(_inputs(inputs).values())).device)
-            dense = self.teacher(**_inputs(inputs), **wants)
+        given = self._inputs(inputs)
+        self.teacher.to(next(iter(given.values())).device)
+        with torch.no_grad(), narrow_autocast(self.teacher):
+            dense = self.teacher(**given, **wants)
         trainer: Any = self
         scored = None
         if self.distill == "squarehead":
@@ -210,19 +231,25 @@ class SparsifyMixin:
         else:
             scored = _scored(student.logits, labels, self.teacher)
             distance = kl_divergence(student.logits, dense.logits, self.sparsify_config.temperature, scored)
-        if items is None:
-            return distance
-        if scored is None:  # items counts something else
+        if not _is_scaled(trainer, items):
+            return distance  # the Trainer divides it
+        if items is None or scored is None:  # items counts something else
             return distance / _parts(trainer)
         # items counts those of all parts and processes, over which the gradients are then averaged
         return distance * scored.sum() / items * _processes(trainer)
+
+    def _inputs(self, batch: Any) -> dict[str, Any]:
+        """A batch without its labels; an encoder-decoder keeps them, to make its decoder's inputs of them."""
+        trainer: Any = self
+        left_out = () if is_encoder_decoder(trainer.model) else ("labels", "label", "label_ids")
+        return {name: value for name, value in batch.items() if name not in left_out}
 
 
 class _Kept(SparsityCallback):
     """Keeps the zeros; a checkpoint says how sparse it was asked to be, and goes on as nothing else."""
 
-    def __init__(self, config: SparsifyConfig, **arguments: Any) -> None:
-        super().__init__(Static, **arguments)
+    def __init__(self, config: SparsifyConfig) -> None:
+        super().__init__(Static, **options(config))
         self.config = config
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -258,8 +285,24 @@ class _Kept(SparsityCallback):
             write_json(folder / _RECORD, {"asked": _asked(self.config)})
 
 
-def _zeros(model: nn.Module, config: SparsifyConfig) -> float:
-    return zeros_of(find_layers(model, config.preset, include=config.include, exclude=config.exclude))
+def _check_comparable(trainer: Any, distill: str) -> None:
+    """Refuse to compare a part of the model, or to compare it with an empty teacher."""
+    if (gpus := trainer.args.n_gpu) > 1:
+        raise ValueError(
+            f"one process trains on {gpus} GPUs (DataParallel), and only the first one's outputs could be compared "
+            f"with the teacher. Start one process per GPU (torchrun --nproc-per-node={gpus}), or give "
+            "SparsifyConfig(distill='none')."
+        )
+    fsdp = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if fsdp is not None and fsdp.cpu_ram_efficient_loading:
+        raise ValueError(
+            "with FSDP's cpu_ram_efficient_loading only rank 0 has loaded weights, and every rank needs a whole "
+            "teacher. Switch it off, or give SparsifyConfig(distill='none')."
+        )
+    if distill == "squarehead" and is_encoder_decoder(trainer.model):
+        raise ValueError(
+            "distill='squarehead' compares the hidden states of one stack, and an encoder-decoder has two. Use 'kl'."
+        )
 
 
 def _asked(config: SparsifyConfig) -> str:
@@ -277,6 +320,14 @@ class SparsifyTrainer(SparsifyMixin, Trainer):  # type: ignore[misc]
     """``transformers.Trainer`` with :class:`SparsifyMixin`; see there."""
 
 
+def _is_scaled(trainer: Any, items: Any) -> bool:
+    """Whether the Trainer takes the loss of a part as its share of a step's; else it divides it by the parts."""
+    given: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)  # from transformers 5.19 on
+    if given is not None:
+        return given
+    return (trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
+
+
 def _parts(trainer: Any) -> int:
     """The parts of this step, whose losses the Trainer adds up where it gives ``num_items_in_batch``."""
     parts: int = getattr(trainer, "current_gradient_accumulation_steps", trainer.args.gradient_accumulation_steps)
@@ -291,10 +342,6 @@ def _processes(trainer: Any) -> int:
     return size
 
 
-def _inputs(batch: Any) -> dict[str, Any]:
-    return {name: value for name, value in batch.items() if name not in ("labels", "label", "label_ids")}
-
-
 def _scored(logits: Tensor, labels: Tensor | None, teacher: nn.Module) -> Tensor | None:
     """True where a prediction has a label, a causal model's that of the next token; None if labels are something else.
 
@@ -302,6 +349,6 @@ def _scored(logits: Tensor, labels: Tensor | None, teacher: nn.Module) -> Tensor
     """
     if labels is None or labels.shape != logits.shape[:-1]:
         return None
-    if type(teacher).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+    if is_causal(teacher):
         labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
     return labels != IGNORED
