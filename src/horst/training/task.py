@@ -51,8 +51,8 @@ class Task:
             :mod:`horst.training.evaluate`. Called in evaluation mode, with the plain model (not compiled, not
             wrapped by DDP).
         count: Function ``count(inputs, targets)``: how many terms ``loss`` is the mean of, as a tensor; for a vector of
-            means, as many numbers. By it the parts of a batch are weighted, on all ranks. Targets of -100 do not count by
-            default.
+            means, as many numbers. By it the parts of a batch are weighted, on all ranks. By default targets of
+            -100 do not count.
         unit: Unit of the throughput, ``"tokens"`` or ``"images"``.
         units_per_row: Units per row of a batch: the context length of a language model.
         identity: Further settings that make the run the same, as JSON: data, seed, recipe. A checkpoint with another
