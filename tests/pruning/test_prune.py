@@ -133,6 +133,20 @@ def test_convolutions_are_pruned_by_magnitude():
     assert ((dense[0].weight != 0).sum(1) == 2).all()  # of the four input channels
 
 
+@pytest.mark.parametrize("values", [None, "int8"])
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv1d(8, 8, 1), nn.Conv2d(1, 8, 3), nn.Conv2d(8, 1, 3)],
+    ids=str,
+)
+def test_convolutions_whose_matrix_is_a_view_of_the_weight_are_pruned(layer, values):
+    model = nn.Sequential(copy.deepcopy(layer))
+    prune(model, 0.5, layers="all", values=values)
+    assert torch.equal(model[0].weight != 0, magnitude_mask(layer.weight, 0.5))
+    if values is None:
+        assert torch.equal(model[0].weight, layer.weight * (model[0].weight != 0))
+
+
 # Distributions
 
 
@@ -363,6 +377,8 @@ def test_batches_of_every_form_are_the_same(form):
 def test_data_without_a_method_that_reads_them_are_refused():
     with pytest.raises(ValueError, match=r"data is given and method is not.* Give method='sparsegpt', or leave data"):
         prune(small_gpt2(), 0.5, data=tokens())
+    with pytest.raises(ValueError, match=r"data is given and method is not.* Give method='wanda', or leave data"):
+        prune(small_gpt2(), 0.5, data=tokens(), pattern=(2, 2))  # sparsegpt removes no blocks
     prune(small_gpt2(), 0.5, data=tokens(), distribution="owl")  # which reads them
     prune(small_gpt2(), 0.5, data=tokens(), method="magnitude")  # asked for, as in a loop over methods
 

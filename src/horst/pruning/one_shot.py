@@ -163,8 +163,10 @@ class Plan:
         self._check_distribution()
         self.batches = None if self.data is None else read_batches(self.data, self.samples)
         if self.method is None and self.batches is not None and not _is_owl(self.distribution):
+            is_block = isinstance(self.units, Block) and not self.units.is_unstructured
+            best = "wanda" if is_block else "sparsegpt"  # which removes no blocks
             raise ValueError(
-                "data is given and method is not: magnitude, the default, reads no data. Give method='sparsegpt', or "
+                f"data is given and method is not: magnitude, the default, reads no data. Give method={best!r}, or "
                 "leave data out."
             )
         self.where = None if self.device is None else torch.device(self.device)
@@ -299,7 +301,7 @@ class Plan:
     def _prune(self, layer: Layer, prepared: Prepared, count: int) -> PrunedLayer:
         stored = _matrix(layer)
         device = self.where or stored.device
-        W = stored.to(device)
+        W = stored.to(device, copy=True)  # of some convolutions it is a view with other strides, which copy_ refuses
         has_seen_nothing = self.how.statistic is not None and not prepared
         how = Magnitude() if has_seen_nothing else self.how
         error = how.prune(W, {key: value.to(device) for key, value in prepared.items()}, self.units, count)
