@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from horst.export import Decoder, Plan, SparseLinear, decode_attention, generate, generation, sparse_linear, sparsify
+from horst.export import (
+    Decoder,
+    Plan,
+    SparseLinear,
+    decode_attention,
+    generate,
+    generation,
+    quantize_head,
+    sparse_linear,
+    sparsify,
+)
 from horst.kernels.backends import runs_kernels
 
 transformers = pytest.importorskip("transformers")
@@ -83,17 +93,48 @@ def test_a_text_ends_and_is_padded_as_by_transformers(kind, checked, monkeypatch
     assert torch.equal(generate(model, prompt, max_new_tokens=30, eos_token_id=())[:, 7:], free)
 
 
-def test_a_graph_is_not_replayed_after_sparse_weights_were_replaced(monkeypatch):
+def replace_one(model):
+    weight = model.get_input_embeddings().weight
+    weight.data = weight.data.clone()
+
+
+# What puts other tensors in the place of weights. The model is sparse for the first alone.
+REPLACING = {
+    "sparse": lambda model: model.load_state_dict(model.state_dict()),
+    "assigned": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True),
+    "data": replace_one,
+    "sparsified": sparsify,
+    "quantized": quantize_head,
+}
+
+
+@pytest.mark.parametrize("how", REPLACING)
+def test_a_graph_is_not_replayed_after_weights_were_replaced(how, monkeypatch):
     monkeypatch.setattr(sparse_linear, "plan_for", lambda weight, tokens: Plan({1: {"dense": 1.0, "bag": 0.1}}))
-    other, model = small("llama"), sparsify(small("llama"))
+    model = small("llama")
+    if how == "sparse":
+        sparsify(model)
     decoder = Decoder(model, length=16)
-    model.load_state_dict(other.state_dict())
-    expected = by_transformers(other, PROMPT, max_new_tokens=8)
-    assert torch.equal(decoder.generate(PROMPT, max_new_tokens=8), expected)  # without a graph that is no matter
-    decoder._graph = object()  # in place of one captured on a GPU, which reads what the layers held then
-    for go_on in (lambda: decoder.advance(1), lambda: decoder.start(PROMPT)):
+    decoder.start(PROMPT)
+    # in place of a graph captured on a GPU, which reads what the model held then
+    decoder._graph, decoder._captured = object(), generation._places_in_memory(model)
+    for p in model.parameters():
+        p.data.mul_(1.5)  # in place: no matter
+    decoder._check_weights()
+    REPLACING[how](model)
+    for go_on in (lambda: decoder.advance(0), lambda: decoder.start(PROMPT)):
         with pytest.raises(RuntimeError, match=r"load_state_dict .* Make another Decoder"):
             go_on()
+    decoder._graph = None  # without one that is no matter
+    found = decoder.generate(PROMPT, max_new_tokens=8)
+    assert torch.equal(found, by_transformers(model, PROMPT, max_new_tokens=8))
+
+
+def test_models_that_take_no_mask_for_all_texts_decode_too():
+    sizes = {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "vocab_size": 64}
+    config = transformers.XGLMConfig(**sizes, **NO_ENDS, max_position_embeddings=96)
+    model, prompt = with_large_weights(transformers.XGLMForCausalLM(config)), prompt_of(2)
+    assert torch.equal(generate(model, prompt, max_new_tokens=9), by_transformers(model, prompt, max_new_tokens=9))
 
 
 def test_a_decoder_serves_prompts_of_all_lengths():
@@ -219,9 +260,15 @@ def test_attention_of_another_kind_is_left_alone(calls, monkeypatch):
     assert torch.equal(generate(eager, prompt, max_new_tokens=4), by_transformers(eager, prompt, max_new_tokens=4))
     model = small("llama")
     assert decode_attention.configs_to_switch(model) == [model.config]
+    tried = []
     with monkeypatch.context() as broken:
-        broken.setattr(decode_attention, "runs_right", lambda *given: False)
+        broken.setattr(decode_attention, "runs_right", lambda *given: tried.append(given))
         assert decode_attention.configs_to_switch(model) == []
+        assert decode_attention.configs_to_switch(small("llama", head_dim=24)) == []
+        assert decode_attention.configs_to_switch(small("llama", head_dim=264)) == []
+    where = (torch.float32, torch.device("cpu"))
+    assert tried == [(2, 8, *where), (2, 24, *where)], "queries per key head, and the size of a head"
+    assert decode_attention._heads(transformers.MambaConfig()) is None
     # a model that does something of its own for the name
     monkeypatch.setattr(decode_attention, "_asks_for_sdpa", lambda module: True)
     assert decode_attention.configs_to_switch(model) == []

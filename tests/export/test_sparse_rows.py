@@ -102,14 +102,20 @@ def test_a_launch_that_is_wrong_or_fails_is_left_out(monkeypatch, caplog):
     assert not gpu_kernels._works(LAUNCHES[STAGED], x, matrix, bias), "no CUDA device here"
     monkeypatch.setattr(gpu_kernels, "sparse_matvec", lambda x, matrix, bias, launch: torch.full((1, 16), torch.nan))
     assert not gpu_kernels._works(launch, x, matrix, bias)
-    assert "is left out: its product differs" in caplog.text
+    assert "is left out: its numbers differ" in caplog.text
+
+    errors = iter([RuntimeError("out of registers\nand more"), RuntimeError(), torch.OutOfMemoryError()])
 
     def fails(*_):
-        raise RuntimeError("out of registers\nand more")
+        raise next(errors)
 
     monkeypatch.setattr(gpu_kernels, "sparse_matvec", fails)
     assert not gpu_kernels._works(launch, x, matrix, bias)
+    assert not gpu_kernels._works(launch, x, matrix, bias)
     assert "is left out: out of registers" in caplog.text
+    assert "is left out: RuntimeError" in caplog.text
+    with pytest.raises(torch.OutOfMemoryError):  # the plan is remembered: it must not hang on a full device
+        gpu_kernels._works(launch, x, matrix, bias)
 
 
 def test_tritons_launches_are_for_what_the_staged_kernel_does_not_take(monkeypatch):

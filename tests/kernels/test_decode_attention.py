@@ -183,19 +183,47 @@ def test_wrong_inputs_are_refused(change, words):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("group", [1, 4, 20])
-def test_a_kernel_that_runs_is_found_right(group, dtype):
-    assert runs_right(group, dtype, torch.device(DEVICE))
+@pytest.mark.parametrize(("group", "size"), [(1, 64), (4, 80), (20, 256)])
+def test_a_kernel_that_runs_is_found_right(group, size, dtype):
+    assert runs_right(group, size, dtype, torch.device(DEVICE))
+
+
+def raising(error):
+    def fails(*inputs):
+        raise error
+
+    return fails
 
 
 def test_a_kernel_that_fails_or_is_wrong_is_left_out_with_a_reason(monkeypatch, caplog):
-    def fails(*inputs):
-        raise ValueError("out of resource: shared memory\nmore words")
-
-    for kernel in (fails, lambda *inputs: 1.1 * decode_attention(*inputs), lambda query, *rest: query * torch.nan):
+    kernels = [raising(ValueError("out of resource: shared memory\nmore words")), raising(AssertionError())]
+    kernels += [lambda *inputs: 1.1 * decode_attention(*inputs), lambda query, *rest: query * torch.nan]
+    for kernel in kernels:
         monkeypatch.setattr(package, "decode_attention", kernel)
-        with caplog.at_level(logging.WARNING, logger=package.__name__):
-            assert not runs_right.__wrapped__(2, torch.float32, torch.device(DEVICE))
+        with caplog.at_level(logging.WARNING, logger="horst.kernels.trial"):
+            assert not runs_right.__wrapped__(2, 64, torch.float32, torch.device(DEVICE))
     assert "left out: out of resource: shared memory" in caplog.text
+    assert "left out: AssertionError" in caplog.text
     assert "differ from the formula's by 1.0e-01" in caplog.text
-    assert len(caplog.messages) == 3
+    assert len(caplog.messages) == 4
+
+
+def test_a_full_device_says_nothing_of_the_kernel(monkeypatch):
+    inputs = (3, 16, torch.float32, torch.device(DEVICE))
+    with monkeypatch.context() as full:
+        full.setattr(package, "decode_attention", raising(torch.OutOfMemoryError("CUDA out of memory")))
+        with pytest.raises(torch.OutOfMemoryError):
+            runs_right(*inputs)
+    assert runs_right(*inputs), "the failure was remembered"
+
+
+def test_the_kernel_is_tried_with_heads_of_the_size_asked_for(monkeypatch):
+    sizes = []
+
+    def kernel(query, *rest):
+        sizes.append(query.shape[-1])
+        return decode_attention(query, *rest)
+
+    monkeypatch.setattr(package, "decode_attention", kernel)
+    assert all(runs_right.__wrapped__(1, size, torch.float32, torch.device(DEVICE)) for size in (24, 256))
+    assert sizes == [24, 256]

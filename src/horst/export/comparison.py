@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from horst.export.cpu_kernels import interleaved_times
 from horst.export.forms import FORMS, Built, Use, float_tensors, tokens_seen
+from horst.kernels.trial import first_line
 from horst.parameters.modes import Batch, as_call, evaluating
 
 _FORMATS = {"form": "{}", "file_bytes": "{:,.2f} MB", "memory_bytes": "{:,.2f} MB", "speedup": "{:.2f}"}
@@ -85,8 +86,9 @@ def compare(
         example_inputs: A tensor, a sequence of arguments, or a mapping from names to arguments. The number of tokens
             in it decides much: measure with what you will run.
         forms: Names among ``"dense"`` (always there), ``"dense-bfloat16"``; ``"sparse-safetensors"`` (a file, dense
-            again when loaded), the same with ``-bfloat16``, ``-int8`` or ``-int4`` at its end for its values;
-            ``"sparse-linear"`` (:func:`sparsify` for the number of tokens in ``example_inputs``),
+            again when loaded), the same with ``-bfloat16``, ``-int8`` or ``-int4`` at its end for its values, or with
+            ``-int8-int8-head`` or ``-int4-int8-head`` for a head in int8 too; ``"sparse-linear"`` (:func:`sparsify` for
+            the number of tokens in ``example_inputs``),
             ``"sparse-linear-int8-head"`` (with :func:`quantize_head`), ``"onnx"`` (extra ``onnx``) and ``"2:4"``
             (:func:`to_semi_structured`, on a GPU).
         seconds: Duration of all timing of calls together.
@@ -152,8 +154,7 @@ def _build(model: nn.Module, forms: Sequence[str], use: Use) -> tuple[dict[str, 
         try:
             built[name] = FORMS[name].make(model, use)
         except _CANNOT as error:
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            notes.append(f"{name} is left out: {reason.rstrip('.')}.")
+            notes.append(f"{name} is left out: {first_line(error).rstrip('.')}.")
         else:
             notes += built[name].notes
     return built, notes

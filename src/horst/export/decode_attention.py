@@ -71,8 +71,8 @@ def configs_to_switch(model: Any) -> list[Any]:
     """The configurations of a model's layers that may name :func:`attention_forward` instead of sdpa.
 
     None of them on a CPU or without Triton, where the version of transformers has no registry of attention functions,
-    where the model's code does not use it or does something of its own for the name ``sdpa``, and where the kernel does
-    not run on the device or gives other numbers than the formula.
+    where the model's code does not use it or does something of its own for the name ``sdpa``, and where the kernel, for
+    heads of the model's size, does not run on the device or gives other numbers than the formula.
 
     Args:
         model: Model of transformers.
@@ -87,7 +87,8 @@ def configs_to_switch(model: Any) -> list[Any]:
         return []
     configs = {id(layer.config): layer.config for layer in _configured(model)}.values()
     found = [config for config in configs if getattr(config, "_attn_implementation_internal", None) == "sdpa"]
-    return found if runs_right(_group(model.config), weight.dtype, weight.device) else []
+    heads = _heads(model.config)
+    return found if heads is not None and runs_right(*heads, weight.dtype, weight.device) else []
 
 
 @contextlib.contextmanager
@@ -108,11 +109,16 @@ def switched(configs: Sequence[Any]) -> Iterator[None]:
             config._attn_implementation_internal = "sdpa"
 
 
-def _group(config: Any) -> int:
-    """How many queries share a key head."""
+def _heads(config: Any) -> tuple[int, int] | None:
+    """How many queries share a key head, and the size of a head; None where it is too large, or not known."""
     text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", 1)
-    return max(1, heads // (getattr(text, "num_key_value_heads", None) or heads))
+    try:
+        heads = text.num_attention_heads
+        group = max(1, heads // (getattr(text, "num_key_value_heads", None) or heads))
+        size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    except (AttributeError, RuntimeError):  # the second where layers differ
+        return None
+    return (group, size) if size <= _LARGEST_HEAD else None
 
 
 def _configured(model: Any) -> list[Any]:

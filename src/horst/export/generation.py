@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from horst.export.decode_attention import configs_to_switch, switched
-from horst.export.sparse_linear import SparseLinear
 from horst.extras import load_extra
 from horst.parameters.modes import evaluating
 
@@ -40,7 +39,8 @@ def generate(
 ) -> Tensor:
     """Prompt and new tokens, each the most likely one: what ``model.generate(prompt, do_sample=False)`` returns.
 
-    Each call captures the step anew, and compiles it anew. For several prompts keep a :class:`Decoder`.
+    Each call captures the step anew. With ``compile`` it is compiled once for each model, number of texts and total
+    length. For several prompts keep a :class:`Decoder`.
 
     Args:
         model: Causal language model of transformers, dense or after :func:`horst.export.sparsify`.
@@ -71,7 +71,8 @@ class Decoder:
     greedy: ``model.generation_config`` is read for the tokens that end a text, not for sampling or penalties. Models
     with sliding windows or with layers other than attention are refused. So are those that give other logits with this
     cache than without one, which a text of three tokens shows. Do not move or convert the model while a decoder of it
-    is in use. Weights may change in place; after ``load_state_dict`` into sparse layers make another decoder.
+    is in use. Weights may change in place. Once any is replaced, as by ``load_state_dict`` into sparse layers, a
+    captured decoder raises: make another.
 
     For lower precision convert the model to bfloat16. Under autocast, models with rotary positions fail: their keys
     are float32, their values are not, and the cache takes one dtype.
@@ -116,8 +117,6 @@ class Decoder:
         self._forward = _compiled(model, length, batch_size) if compile else _logits
         self._used = 0  # tokens known so far; 0 before the first prompt
         self._graph: torch.cuda.CUDAGraph | None = None
-        # what the graph reads: kept alive, since loading a state replaces it
-        self._stored = [(layer, layer.stored) for layer in model.modules() if isinstance(layer, SparseLinear)]
         with self._ready():
             self._cache = _static_cache(model, length)
             self._places = torch.arange(length, device=self.device)
@@ -146,7 +145,7 @@ class Decoder:
         ends, pad = _ends(self.model, eos_token_id, pad_token_id)
         self.start(prompt)
         if not ends:
-            self.advance(count - 1)
+            self._go_on(count - 1)
             return self._tokens[:, : start + count].clone()
         end_tokens = torch.tensor(ends, device=self.device)
         while True:
@@ -155,7 +154,7 @@ class Decoder:
             left = start + count - self._used
             if not left or bool(is_end.any(dim=1).all()):
                 break
-            self.advance(min(left, _TOKENS_PER_CHECK))
+            self._go_on(min(left, _TOKENS_PER_CHECK))
         ended = is_end.cumsum(dim=1) - is_end.long() > 0  # after the first end of each text
         shown = int((~ended).any(dim=0).sum())
         return torch.cat([self._tokens[:, :start], new.masked_fill(ended, pad)[:, :shown]], dim=1)
@@ -193,6 +192,10 @@ class Decoder:
                 " Decoder with a larger length."
             )
         self._check_weights()
+        self._go_on(tokens)
+        return self._tokens[:, self._used - 1 : self._used].clone()
+
+    def _go_on(self, tokens: int) -> None:
         with self._ready():
             for _ in range(tokens):
                 if self._graph is None:
@@ -200,7 +203,6 @@ class Decoder:
                 else:
                     self._graph.replay()
         self._used += tokens
-        return self._tokens[:, self._used - 1 : self._used].clone()
 
     def _step(self) -> None:
         logits = self._call(self._forward, self._last)
@@ -213,10 +215,10 @@ class Decoder:
         return forward(self.model, self._cache, self._tokens, self._places, new, **options, **self._options)
 
     def _check_weights(self) -> None:
-        if self._graph is not None and any(layer.stored is not stored for layer, stored in self._stored):
+        if self._graph is not None and _places_in_memory(self.model) != self._captured:
             raise RuntimeError(
-                "load_state_dict has replaced the weights of sparse layers, and the graph still reads the old ones. "
-                "Make another Decoder."
+                "The model's weights are no longer those that the decoder's graph reads: load_state_dict into sparse "
+                "layers or with assign=True replaces them, and so does a conversion. Make another Decoder."
             )
 
     def _check_logits(self) -> None:
@@ -256,6 +258,7 @@ class Decoder:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=side):
             self._step()
+        self._captured = _places_in_memory(self.model)
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
@@ -275,11 +278,16 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def _places_in_memory(model: nn.Module) -> list[tuple[int, torch.Size]]:
+    return [(tensor.data_ptr(), tensor.shape) for tensor in (*model.parameters(), *model.buffers())]
+
+
 def _logits(model: Any, cache: Any, tokens: Tensor, places: Tensor, new: Tensor, **options: Any) -> Tensor:
     """Logits of what follows the tokens at the places ``new``, whose keys and values enter the cache."""
     mask = (places[None, :] <= new[:, None])[None, None]
     if model.config._attn_implementation == "eager":  # which adds it to the scores
         mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+    mask = mask.expand(len(tokens), -1, -1, -1)  # XGLM takes no mask for all texts
     ids = tokens.index_select(1, new)
     options |= {"position_ids": new[None], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
     return model(ids, **options).logits[:, -1:]
