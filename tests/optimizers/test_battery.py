@@ -401,13 +401,16 @@ def test_sparse_gradients_are_refused(cls):
         optimizer.step()
 
 
+@pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("cls", [horst.HORST, horst.HAM])
-def test_frozen_parameters_may_have_any_dtype(cls):  # as the codes of a quantized layer do
-    codes = nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
-    weight = nn.Parameter(torch.ones(3))
-    optimizer = cls([codes, weight])
-    weight.grad = torch.ones(3)
+def test_frozen_parameters_may_have_any_dtype(cls, fused, device):  # as the codes of a quantized layer do
+    codes = nn.Parameter(torch.zeros(3, dtype=torch.uint8, device=device), requires_grad=False)
+    weight = nn.Parameter(torch.ones(3, device=device))
+    optimizer = cls([codes, weight], fused=fused)
+    weight.grad = torch.ones(3, device=device)
     optimizer.step()
+    is_fused = fused or device.type == "cuda"
+    assert optimizer._cache.backend(optimizer.param_groups[0]) == ("fused" if is_fused else "for-loop")
     assert not codes.any()
     assert (weight < 1).all()
 

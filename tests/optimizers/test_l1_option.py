@@ -379,6 +379,17 @@ def test_a_second_threshold_is_refused_and_one_after_remove_is_not():
     assert_close(weight.detach(), shrunk(before, 0.05))
 
 
+def test_a_second_threshold_under_a_mirror_step_is_refused():
+    (weight,) = weights_like([(4, 3)])
+    base = torch.optim.SGD([{"params": [weight], "l1": 0.5}], lr=0.1)
+    optimizer = with_mirror_step(base)
+    handle = soft_threshold(optimizer)
+    with pytest.raises(ValueError, match=r"WithMirrorStep has a soft threshold already.*remove\(\)"):
+        soft_threshold(base)
+    handle.remove()
+    soft_threshold(base)
+
+
 def test_ham_has_no_l1_and_takes_the_hook_as_others_do():
     (a,), (b,) = weights_like([(4, 3)]), weights_like([(4, 3)])
     plain, hooked = (HAM([{"params": [p], "l1": 0.5}], lr=0.1) for p in (a, b))

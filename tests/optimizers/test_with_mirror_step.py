@@ -334,8 +334,9 @@ def test_a_group_that_came_past_the_mirror_step_says_where_to_add_it(change):
         adamw.add_param_group({"params": [b]})
     else:
         adamw.load_state_dict(state)
-    with pytest.raises(RuntimeError, match=r"a group of AdamW has no mirror_alpha.*what with_mirror_step returned"):
-        optimizer.step()
+    for use in (optimizer.step, lambda: optimizer.load_state_dict(optimizer.state_dict())):
+        with pytest.raises(RuntimeError, match=r"a group of AdamW has no mirror_alpha.*what with_mirror_step returned"):
+            use()
 
 
 def test_hooks_of_saving_and_loading_run_once_each_on_both_optimizers():

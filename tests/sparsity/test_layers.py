@@ -178,3 +178,8 @@ def test_a_table_of_large_layers_and_errors_keeps_its_columns_apart():
     assert lines[0][-1] == "error"
     assert lines[1] == ["a.long.name.of.a.layer", "50304x768", "38633472", "5", "0.0%"]
     assert lines[2] == ["b", "4x4", "16", "8", "50.0%", "0.25"]
+
+
+def test_only_a_layer_of_zeros_alone_is_shown_as_100_per_cent():
+    lines = summary_table([("a", (100, 100), 9_996), ("b", (2, 2), 4)], 10_004).splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == ["99.9%", "100.0%", "99.9%", "99.9%"]

@@ -124,15 +124,18 @@ class AutoAlpha:
                 f"max_step={clipped:.3g}."
             )
 
-    def without_unresolved(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A group that is to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread."""
-        left_out = (self._alpha, self._max_step) if group.get(self._alpha) == AUTO else ()
-        return {k: v for k, v in group.items() if k not in left_out}
+    def loadable(self, own: Sequence[dict[str, Any]], loaded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Groups that are to be loaded, less an ``"auto"`` that another optimizer, such as AdamW, carried unread.
 
-    def check_loaded(self, group: dict[str, Any], loaded: dict[str, Any]) -> None:
-        """Warn where a group's strength was chosen for a smaller learning rate than a loaded state without one has."""
-        if self._alpha not in loaded:
-            self._warn_beyond(group, _peak(loaded), "the state that is loaded has")
+        Warns where a group's strength was chosen for a smaller learning rate than a loaded one without a strength has.
+        """
+        unread = (self._alpha, self._max_step)
+        groups = [{k: v for k, v in g.items() if g.get(self._alpha) != AUTO or k not in unread} for g in loaded]
+        if len(own) == len(groups):  # else the base class says what is wrong
+            for group, new in zip(own, groups, strict=True):
+                if self._alpha not in new:
+                    self._warn_beyond(group, _peak(new), "the state that is loaded has")
+        return groups
 
     def check_step(self, group: dict[str, Any]) -> None:
         """Warn, once per group, where its learning rate has risen above the one its strength was chosen for."""

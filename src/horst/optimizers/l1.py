@@ -8,6 +8,7 @@ alone. It is a hook of the optimizer, which copies and pickles do not keep: call
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from horst.optimizers.auto_alpha import at_most
 from horst.parameters.sharding import local_shard
 
 __all__ = ["refuse_own_l1", "soft_threshold"]
+
+# Optimizers that were given the hook: one under a mirror step does not know of the one around it.
+_hooked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def soft_threshold(optimizer: Optimizer) -> Any:
@@ -42,12 +46,14 @@ def soft_threshold(optimizer: Optimizer) -> Any:
         tensor([ 0.5000, -0.5000,  0.0000])
     """
     refuse_own_l1(optimizer, "soft_threshold")
-    for part in (optimizer, getattr(optimizer, "base", optimizer)):  # base: of with_mirror_step
+    around = [other for other in _hooked if getattr(other, "base", None) is optimizer]
+    for part in (optimizer, getattr(optimizer, "base", optimizer), *around):  # base: of with_mirror_step
         if _shrink in part._optimizer_step_post_hooks.values():
             raise ValueError(
                 f"this {type(part).__name__} has a soft threshold already, and a second one would shrink its weights "
                 "twice. Leave this call out, or first call remove() on what the first call returned."
             )
+    _hooked.add(optimizer)
     return optimizer.register_step_post_hook(_shrink)
 
 

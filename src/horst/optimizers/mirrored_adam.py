@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 from horst.kernels.backends import Backend, choose_backend, why_not_fused
 from horst.kernels.horst_step import StepOptions, StepTensors, horst_step
 from horst.optimizers.auto_alpha import AUTO, AutoAlpha, at_most
-from horst.optimizers.hyperparameters import check_adam_hyperparameters
+from horst.optimizers.hyperparameters import check_adam_hyperparameters, with_own_options
 from horst.optimizers.masks import with_new_masks
 from horst.optimizers.step_cache import StepCache
 from horst.optimizers.step_parts import Parts, local_shards, split
@@ -31,10 +31,8 @@ __all__ = ["MirroredAdam"]
 
 _EXP_AVG, _EXP_AVG_SQ, _STEP = (operator.itemgetter(key) for key in ("exp_avg", "exp_avg_sq", "step"))
 _LARGE_EXPONENT = 0.5  # of one step: more than this gets a warning
-# How the step runs on this machine, not what it computes: a checkpoint does not change it.
-_OF_THIS_MACHINE = ("foreach", "fused", "capturable")
-# Options of AdamW that we do not have; a state of AdamW brings them.
-_ONLY_ADAMW = ("amsgrad", "differentiable", "decoupled_weight_decay")
+# What a checkpoint does not change: how the step runs on this machine, and options of AdamW that we do not have.
+_NOT_LOADED = ("foreach", "fused", "capturable", "amsgrad", "differentiable", "decoupled_weight_decay")
 _MIRROR_OPTIONS = ("alpha", "beta", "l1")
 
 
@@ -113,22 +111,23 @@ class MirroredAdam(Optimizer):
     def _check_parameters(self, params: Iterable[Any], fused: bool | None) -> None:
         named = [item[1] if isinstance(item, tuple) else item for item in params]
         tensors = [p for p in named if isinstance(p, Tensor)]  # the base class refuses the others
-        for p in tensors:
-            # Frozen weights may be anything, such as the codes of a quantized layer.
-            if not p.dtype.is_floating_point and p.requires_grad:
+        # Frozen weights may be anything, such as the codes of a quantized layer.
+        trained = [p for p in tensors if p.requires_grad]
+        for p in trained:
+            if not p.dtype.is_floating_point:
                 raise ValueError(
                     f"{type(self).__name__} takes real floating-point parameters, got one of {p.dtype} and shape "
                     f"{tuple(p.shape)}. The mirror step needs the sign of a weight, which a complex number lacks: "
                     "give it to torch.optim.AdamW."
                 )
             # Stored in float32 it would not help: load_state_dict casts it back to the weight's dtype.
-            if p.dtype is torch.float16 and p.requires_grad:
+            if p.dtype is torch.float16:
                 raise ValueError(
                     f"{type(self).__name__} got a weight of torch.float16 and shape {tuple(p.shape)}: the squares of "
                     "usual gradients are 0 there, and so is Adam's second moment, which makes steps far too large. "
                     "Use float32 weights with autocast, or bfloat16 with stochastic_rounding=True."
                 )
-        if fused and (reason := why_not_fused(tensors)) is not None:
+        if fused and (reason := why_not_fused(trained or tensors)) is not None:
             raise ValueError(f"fused=True was asked for, but {reason}. Use fused=None to let the optimizer choose.")
 
     def _warn_of_bfloat16(self, group: dict[str, Any]) -> None:
@@ -169,16 +168,9 @@ class MirroredAdam(Optimizer):
                 f"the state_dict was made with amsgrad=True, which {type(self).__name__} does not have. "
                 "Continue with torch.optim.AdamW, or start with a fresh optimizer state."
             )
-        if len(groups) == len(self.param_groups):  # else the base class says what is wrong
-            merged = []
-            for old, loaded in zip(self.param_groups, groups, strict=True):
-                new = self._auto.without_unresolved(loaded)
-                self._auto.check_loaded(old, new)
-                kept = {k: v for k, v in old.items() if k in self.defaults}
-                new = {**kept, **new, **{k: kept[k] for k in _OF_THIS_MACHINE}}
-                merged.append({k: v for k, v in new.items() if k not in _ONLY_ADAMW})
-            groups = merged
-        super().load_state_dict({**state_dict, "param_groups": groups})
+        groups = [{k: v for k, v in group.items() if k not in _NOT_LOADED} for group in groups]
+        groups = self._auto.loadable(self.param_groups, groups)
+        super().load_state_dict(with_own_options(self, {**state_dict, "param_groups": groups}))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

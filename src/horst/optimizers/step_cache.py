@@ -40,7 +40,8 @@ class StepCache:
         key = (len(params), params[0].device, params[0].dtype, foreach, fused)
         known = self._backends.get(id(params))
         if known is None or known[0] != key:
-            known = self._backends[id(params)] = (key, choose_backend(params, foreach, fused))
+            trained = [p for p in params if p.requires_grad]  # frozen ones may be anything
+            known = self._backends[id(params)] = (key, choose_backend(trained or params, foreach, fused))
         return known[1]
 
     def states(

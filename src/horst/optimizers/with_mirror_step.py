@@ -178,14 +178,12 @@ class WithMirrorStep(Optimizer):
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state of this class or of ``base``'s; options that the latter lacks keep their current values."""
+        self._check_groups()
         state_dict = {**state_dict}
         for change in self._optimizer_load_state_dict_pre_hooks.values():
             changed = change(self, state_dict)
             state_dict = state_dict if changed is None else changed
-        groups = [self._auto.without_unresolved(group) for group in state_dict["param_groups"]]
-        if len(groups) == len(self.param_groups):  # else base says what is wrong
-            for old, new in zip(self.param_groups, groups, strict=True):
-                self._auto.check_loaded(old, new)
+        groups = self._auto.loadable(self.param_groups, state_dict["param_groups"])
         kept = [{f"mirror_{k}": g[f"mirror_{k}"] for k in _OPTIONS} for g in self.param_groups]
         self.base.load_state_dict({**state_dict, "param_groups": groups})
         for options, group in zip(kept, self.param_groups, strict=True):
@@ -229,13 +227,8 @@ class WithMirrorStep(Optimizer):
             closure: Function that evaluates the model again and returns the loss; handed to the base optimizer.
         """
         if not torch.compiler.is_compiling():
+            self._check_groups()
             for group in self.param_groups:
-                if "mirror_alpha" not in group:
-                    raise RuntimeError(
-                        f"a group of {type(self.base).__name__} has no mirror_alpha: it was added to this optimizer, "
-                        "or came with a state that was loaded into it. Add groups to what with_mirror_step returned, "
-                        "and load states into that."
-                    )
                 self._auto.check_step(group)
         clipped = self._clip_lr()
 
@@ -261,6 +254,14 @@ class WithMirrorStep(Optimizer):
                 backend = choose_backend(weights, foreach=None, fused=None)
                 mirror_step(weights, before, options, backend, self._launches[i])
         return loss
+
+    def _check_groups(self) -> None:
+        if any("mirror_alpha" not in group for group in self.param_groups):
+            raise RuntimeError(
+                f"a group of {type(self.base).__name__} has no mirror_alpha: it was added to this optimizer, or came "
+                "with a state that was loaded into it. Add groups to what with_mirror_step returned, and load states "
+                "into that."
+            )
 
     def _clip_lr(self) -> list[tuple[dict[str, Any], Any, Any]]:
         """Clip learning rates to their groups' bounds; returns (group, rate before, rate after)."""

@@ -147,7 +147,7 @@ class Sparsifier(abc.ABC):
         except BaseException:
             self.close()  # an exception keeps the unfinished sparsifier alive, and nobody else could close it
             raise
-        optimizer_hooks.note(self)
+        optimizer_hooks.started.add(self)
 
     # --- what a method says -------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Sparsifier(abc.ABC):
         return mask_hash(list(self.masks.values()), list(self._chooser.shards.values()))
 
     def summary(self) -> str:
-        """A table of layers: weights, pruned, sparsity, and of the whole model."""
+        """A table of the layers with their weights, zeros and share of zeros, and of the whole model."""
         rows = [(layer.name, tuple(layer.param.shape), self._removed[layer.name]) for layer in self.layers]
         return summary_table(rows, sum(p.numel() for p in self.model.parameters()))
 

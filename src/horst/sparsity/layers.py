@@ -259,7 +259,10 @@ def summary_table(
     weights, zeros = sum(n for _, _, n, _ in sizes), sum(k for _, _, _, k in sizes)
     body = [*sizes, ("", "these layers", weights, zeros), ("", "whole model", model_parameters, zeros)]
     lines = [f"{'layer':{width}}{'shape':>{across}}{'weights':>11}{'zeros':>11}{'share':>8}"]
-    lines += [f"{name:{width}}{shape:>{across}}{n:>11}{k:>11}{k / n:>8.1%}" for shape, name, n, k in body]
+    lines += [  # 100.0% says that no weight is left: 99.96 % are shown as 99.9%
+        f"{name:{width}}{shape:>{across}}{n:>11}{k:>11}{min(k / n, 0.999 if k < n else 1.0):>8.1%}"
+        for shape, name, n, k in body
+    ]
     if errors:
         column = ["error", *(f"{errors[name]:.4g}" if name in errors else "" for _, name, _, _ in body)]
         lines = [f"{line}{entry:>12}".rstrip() for line, entry in zip(lines, column, strict=True)]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _TOO_MANY = 3  # updates in a row without sparsifier.step() before the next backward pass
 
-# Two at once on the same weights would silently zero what the other keeps.
-_sparsifiers: weakref.WeakSet[Sparsifier] = weakref.WeakSet()
+# Two at once on the same weights would silently zero what the other keeps: refuse_a_second looks here.
+started: weakref.WeakSet[Sparsifier] = weakref.WeakSet()
 
 
 def unwrapped(optimizer: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
@@ -177,11 +177,6 @@ def refuse_a_second(optimizers: Sequence[Optimizer], layers: Sequence[Layer]) ->
         )
 
 
-def note(sparsifier: Sparsifier) -> None:
-    """Remember an open sparsifier for :func:`refuse_a_second`."""
-    _sparsifiers.add(sparsifier)
-
-
 def release(handles: list[Any], owned: Sequence[tuple[weakref.ref[Optimizer], Sequence[Tensor]]]) -> None:
     """Remove all hooks, and the masks from the optimizers that were given them."""
     for handle in handles:
@@ -197,7 +192,7 @@ def _shared(optimizers: Sequence[Optimizer], layers: Sequence[Layer]) -> tuple[s
     """An optimizer or else a weight on which a sparsifier is open, by name, and that sparsifier."""
     named: dict[int, str] = {id(optimizer): type(optimizer).__name__ for optimizer in optimizers}
     named |= {id(layer.param): layer.name for layer in layers}
-    for other in _sparsifiers:
+    for other in started:
         if other._release.alive:
             for held in (*other.optimizers, *(layer.param for layer in other.layers)):
                 if id(held) in named:
