@@ -5,7 +5,6 @@ A file name may be a pattern; it stands for all files that match, in alphabetica
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import compare_page
 import gpt2_tables
 import how_it_works
 import recovery_tables
+import small_language_tables
 
 from horst.lab.experiments.result import Result
 from horst.lab.report import compare_figures, figures, frontier, geometry, paper
@@ -40,53 +40,6 @@ def gradient_scaling_table(results: Sequence[Result]) -> Table:
         both[row["scale_gradients"]].append(f"{100 * row['accuracy']:.2f}")
     rows = [[name, f"{lr:g}", ", ".join(both[False]), ", ".join(both[True])] for (name, lr), both in runs.items()]
     return Table(columns=["accuracy in % of each seed", "learning rate", "plain", "scaled"], rows=rows)
-
-
-SHORT, LONG = 800, 3200  # steps
-DENSE_70_80 = (0.0, 0.5, 0.7, 0.8)
-
-
-def small_tuned(results: Sequence[Result], steps: int = SHORT) -> Table:
-    """AdamW and HORST, each at its best, after so many steps."""
-    return quality_table(
-        results, best_over=(*frontier.RATES_TUNED, "l1"), methods=("magnitude", "sparsegpt", "sparsegpt-global"),
-        free=True,
-        where=lambda row: frontier.main_contenders(row) and row["beta2"] == 0.95 and row["steps"] == steps,
-    )  # fmt: skip
-
-
-small_long = functools.partial(small_tuned, steps=LONG)
-
-
-def small_rates(results: Sequence[Result]) -> Table:
-    """AdamW and HORST at every learning rate."""
-    kept = [row for row in results[0].rows if row["steps"] == SHORT and row["beta2"] == 0.95]
-    return frontier.rate_table([dataclasses.replace(results[0], rows=kept)])
-
-
-def small_parts(results: Sequence[Result]) -> list[Table]:
-    """Parts of the step: without ``l1`` pruned by magnitude, with it by SparseGPT, global."""
-    found = []
-    for method, with_l1 in (("magnitude", False), ("sparsegpt-global", True)):
-        kept = [
-            dataclasses.replace(result, rows=[
-                row for row in result.rows
-                if row["sparsity"] in DENSE_70_80 and row["steps"] == SHORT and row["beta2"] == 0.95
-                and bool(row.get("l1")) == with_l1
-            ])
-            for result in results
-        ]  # fmt: skip
-        found.append(frontier.parts_table(kept, methods=(method,)))
-    return found
-
-
-def small_beta2(results: Sequence[Result]) -> Table:
-    """Both second betas, at the learning rates that have both."""
-    return quality_table(
-        results, methods=("sparsegpt",), show=["lr", "beta2"],
-        where=lambda row: frontier.main_contenders(row) and row["lr"] in (4e-3, 8e-3) and row["alpha"] != 5.0
-        and row.get("l1") in (None, 0.0, 0.04) and row["steps"] == SHORT,
-    )  # fmt: skip
 
 
 acdc_table = functools.partial(quality_table, show=["lr"])
@@ -221,11 +174,12 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "whose_gain": (WHOSE_GAIN, gpt2_tables.whose_gain_table),
     "frontier_gpt2_papers_beta2": (GPT2_PAPERS_BETA2, gpt2_tables.gpt2_table),
     "frontier_deit": (DEIT, acdc_table),
-    "small_tuned": (LANGUAGE, small_tuned),
-    "small_beta2": (LANGUAGE, small_beta2),
-    "small_rates": (LANGUAGE, small_rates),
-    "small_long": (LANGUAGE, small_long),
-    "small_parts": ((*LANGUAGE, *files("frontier_language_learning_rates")), small_parts),
+    "small_tuned": (LANGUAGE, small_language_tables.tuned),
+    "small_beta2": (LANGUAGE, small_language_tables.beta2),
+    "small_rates": (LANGUAGE, small_language_tables.rates),
+    "small_long": (LANGUAGE, small_language_tables.long),
+    "small_muon": ((*LANGUAGE, *files("frontier_language_muon")), small_language_tables.muon),
+    "small_parts": ((*LANGUAGE, *files("frontier_language_learning_rates")), small_language_tables.parts),
     "digits_rates": (VISION, frontier.rate_table),
     # speed and size
     "optimizer_step_gpu": (BENCH("optimizer_step_h200"), benchmark_tables.gpu_step_table),

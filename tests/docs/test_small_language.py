@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs/studies/language_small.md").read_text(encoding="utf-8").split())
 ROWS = [
     row
-    for name in ("frontier_language", "frontier_language_learning_rates")
+    for name in ("frontier_language", "frontier_language_learning_rates", "frontier_language_muon")
     for row in Result.load(ROOT / f"results/transformers/{name}.json").rows
 ]
 DENSE, GLOBAL, MAGNITUDE = "dense", "sparsegpt-global", "magnitude"
@@ -170,6 +170,19 @@ def test_the_second_beta():
     assert ahead(here, other)
     assert ahead(here, adamw)
     assert said(here, other, adamw)
+
+
+def test_muon_is_best_up_to_70_percent_and_horst_with_l1_at_80():
+    muon = {level: perplexity("muon", GLOBAL if level else DENSE, level, lr=8e-3) for level in (0.0, 0.5)}
+    muon_l1 = {level: perplexity("muon-l1", GLOBAL, level, lr=8e-3, l1=0.04) for level in (0.6, 0.7)}
+    muon_l1[0.8] = perplexity("muon-l1", GLOBAL, 0.8, lr=8e-3, l1=0.08)
+    horst_l1 = {level: perplexity("horst-l1", GLOBAL, level, alpha="auto", lr=8e-3, l1=0.04) for level in (0.6, 0.7)}
+    horst_l1[0.8] = perplexity("horst-l1", GLOBAL, 0.8, alpha="auto", lr=8e-3, l1=0.08)
+    horst = {0.0: AUTO[1.6e-2], 0.5: perplexity("horst", GLOBAL, 0.5, alpha="auto", lr=1.6e-2)}
+    assert all(ahead(muon[level], horst[level]) for level in muon)
+    assert all(ahead(muon_l1[level], horst_l1[level]) for level in (0.6, 0.7))
+    assert ahead(horst_l1[0.8], muon_l1[0.8])
+    assert said(*muon.values(), *horst.values(), *muon_l1.values(), *horst_l1.values())
 
 
 # --- digits -----------------------------------------------------------------------------------------------------------
