@@ -21,7 +21,7 @@ size = {"vocab_size": bpe.get_vocab_size(), "n_positions": 64, "n_embd": 64, "n_
 model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0))
 
 groups = param_groups(model, weight_decay=0.1, decay="all", alpha="auto", l1=1.2 / math.sqrt(steps))
-optimizer = HORST(groups, lr=1e-3, betas=(0.9, 0.95))  # betas of a small model; else leave them out
+optimizer = HORST(groups, lr=1.5e-3, betas=(0.9, 0.95))  # of a small model; else 1e-3 and the default betas
 schedule = get_cosine_schedule_with_warmup(optimizer, steps // 10, steps)
 for _ in range(steps):
     ids = train[torch.randint(len(train), (16,))]

@@ -88,6 +88,40 @@ def test_the_trainer_may_build_the_model_too(tmp_path):
     assert_same(train(tmp_path, ours=True, model_init=gpt2), given.model)
 
 
+def recommended(model):
+    return param_groups(model, weight_decay=0.1, decay="all", alpha="auto", l1=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:lr=0.01 is more than 0.1 times")
+def test_groups_of_the_model_equal_an_optimizer_built_by_hand(tmp_path):
+    by_hand = gpt2()
+    train(tmp_path, by_hand, optimizer=HORST(recommended(by_hand), lr=0.01, betas=(0.9, 0.95)))
+
+    def with_groups(model=None, **options):
+        trainer = make_trainer(tmp_path, model, **options)
+        trainer.optimizer_cls_and_kwargs = hf.horst(trainer.args, groups=recommended)
+        return trainer
+
+    given = with_groups(gpt2())
+    given.train()
+    assert type(given.optimizer.optimizer) is HORST
+    assert_same(given.model, by_hand)
+
+    again = with_groups(gpt2())
+    gpt2()  # draws what model_init draws before the data is shuffled
+    again.train()
+    built = with_groups(model_init=gpt2)
+    built.train()
+    assert_same(built.model, again.model)
+
+
+def test_groups_need_a_trainer_that_gives_the_model(tmp_path, monkeypatch):
+    monkeypatch.delattr("transformers.trainer.is_optimizer_factory")
+    args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    with pytest.raises(ImportError, match=r"groups= needs transformers 5.2 or newer, found .* optimizers=\(HORST\("):
+        hf.horst(args, groups=recommended)
+
+
 def options_of(name):
     """The two ways to hand HORST over, each with its model."""
     model = gpt2()

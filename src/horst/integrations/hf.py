@@ -5,33 +5,42 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from horst.extras import how_to_install
 from horst.integrations import resolve_schedule
 from horst.integrations.matrices import MatrixHORST
+from horst.optimizers.horst import HORST
 from horst.sparsity import Sparsifier
 
 try:
+    import transformers.trainer
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(f"horst.integrations.hf needs transformers; {how_to_install('hf')}") from error
 
 
-def horst(args: TrainingArguments, **options: Any) -> tuple[type[MatrixHORST], dict[str, Any]]:
+def horst(
+    args: TrainingArguments, *, groups: Callable[[nn.Module], ParamsT] | None = None, **options: Any
+) -> tuple[Any, dict[str, Any]]:
     """HORST for ``Trainer(..., optimizer_cls_and_kwargs=...)``, with the rates of the training arguments.
 
-    The Trainer then builds the optimizer itself, which ``model_init`` and FSDP need. As with its AdamW, every parameter
-    except norms and biases decays at ``args.weight_decay``, embeddings included. The mirror step and ``l1`` are for
-    tensors of two or more dimensions. For another choice build the optimizer yourself, where the Trainer allows it:
-    ``optimizers=(HORST(param_groups(model, ...), lr=args.learning_rate), None)``.
+    The Trainer then builds the optimizer itself, which ``model_init`` and FSDP need. Without ``groups``, as with its
+    AdamW, every parameter except norms and biases decays at ``args.weight_decay``, embeddings included, and the mirror
+    step and ``l1`` are for tensors of two or more dimensions.
 
     Args:
-        args: Training arguments, of which ``learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon`` and
-            ``weight_decay`` are used, and ``optim`` is not.
+        args: Training arguments, of which ``learning_rate``, ``adam_beta1``, ``adam_beta2`` and ``adam_epsilon`` are
+            used, ``weight_decay`` without ``groups``, and ``optim`` never.
+        groups: Function of the model that returns its parameter groups, such as one that calls
+            :func:`horst.param_groups`. It needs transformers 5.2 or newer.
         options: Options of :class:`horst.HORST`: ``alpha``, ``beta``, ``l1`` and so on.
 
     Example:
@@ -46,7 +55,24 @@ def horst(args: TrainingArguments, **options: Any) -> tuple[type[MatrixHORST], d
             f"{', '.join(twice)} comes from the training arguments. Set TrainingArguments(learning_rate=..., "
             "weight_decay=..., adam_beta1=..., adam_beta2=..., adam_epsilon=...) instead."
         )
-    return MatrixHORST, {**ours, **options}
+    if groups is None:
+        return MatrixHORST, {**ours, **options}
+    if not hasattr(transformers.trainer, "is_optimizer_factory"):
+        raise ImportError(
+            f"groups= needs transformers 5.2 or newer, found {transformers.__version__}. Upgrade it, or build the "
+            "optimizer yourself: Trainer(..., optimizers=(HORST(groups(model), lr=args.learning_rate), None))."
+        )
+    return functools.partial(_FromModel, groups), {**ours, **options}
+
+
+class _FromModel:
+    """What the Trainer calls with the model; it makes one by calling the first of ``optimizer_cls_and_kwargs``."""
+
+    def __init__(self, groups: Callable[[nn.Module], ParamsT]) -> None:
+        self.groups = groups
+
+    def __call__(self, model: nn.Module, **options: Any) -> HORST:
+        return HORST(self.groups(model), **options)
 
 
 class SparsityCallback(TrainerCallback):

@@ -120,8 +120,8 @@ class AutoAlpha:
         if clipped:
             warn_user(
                 f"lr={clipped:.3g} is more than {MAX_STEP_PER_RMS:g} times the weights' root mean square of "
-                f"{size:.3g}, and alpha='auto' clips it to {max_step:.3g}. To use all of it, give the parameter groups "
-                f"max_step={clipped:.3g}."
+                f"{size:.3g}, and alpha='auto' clips it to {max_step:.3g}. Lower lr, or keep all of it with "
+                f"group['max_step'] = {clipped:.3g} in each group before the optimizer is built."
             )
 
     def loadable(self, own: Sequence[dict[str, Any]], loaded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
