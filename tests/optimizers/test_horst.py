@@ -385,6 +385,14 @@ def test_lr_may_be_a_tensor_that_a_scheduler_changes():
     assert isinstance(one.param_groups[0]["lr"], torch.Tensor)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_tensor_lr_may_have_a_dimension_though_a_weight_has_none(foreach):
+    (p,), (q,) = params_like([()]), params_like([()])
+    one = HORST([p], lr=torch.tensor([1e-2]), capturable=True, foreach=foreach, l1=0.1)
+    step_together([one, HORST([q], lr=1e-2, l1=0.1)], 3)
+    torch.testing.assert_close(p, q)
+
+
 def test_half_precision_matches_float32_master_arithmetic(device):
     """One step in bfloat16 equals the float32 step on the same numbers, rounded once."""
     shapes = [(40, 8)]
