@@ -64,5 +64,14 @@ def restore(sparsifier: Sparsifier, state: Mapping[str, Any]) -> None:
     sparsifier._unclaimed = saved
 
 
+def refuse_to_copy(sparsifier: Sparsifier) -> Any:
+    """An error in place of a pickle or a copy, which would have neither hooks nor masks in its optimizer."""
+    name = type(sparsifier).__name__
+    raise TypeError(
+        f"{name} cannot be pickled or copied: its hooks are on its own model and optimizer. Save its state_dict(), and "
+        f"build another {name}(..., state_dict=...) around the copies of model and optimizer."
+    )
+
+
 def _observers_with_state(sparsifier: Sparsifier) -> list[Any]:
     return [observer for observer in sparsifier.observers if hasattr(observer, "state_dict")]
