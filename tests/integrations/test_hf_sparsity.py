@@ -127,6 +127,17 @@ def test_a_run_that_broke_off_leaves_no_hooks_to_the_next(tmp_path):
     assert first._handles == []
 
 
+def test_a_model_that_ends_with_fewer_zeros_than_asked_for_is_told(tmp_path):
+    steps = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    late, callback = Phases((8,), STEPS), CALLBACKS["acdc"]()
+    with pytest.warns(UserWarning, match=r"has 0.0% zeros .* ACDC was to reach 80.0%.*load_best_model_at_end"):
+        train(tmp_path, SparsityCallback(ACDC, sparsity=0.8, schedule=late), **steps, **best)  # the best is of step 4
+    with pytest.warns(UserWarning, match=r"has 0.0% zeros.*ended before the schedule did, after 20 steps"):
+        train(tmp_path, SparsityCallback(ACDC, sparsity=0.8, schedule=Phases((30,), 40)))
+    train(tmp_path, callback, **steps, load_best_model_at_end=False)
+
+
 def test_a_checkpoint_without_masks_is_refused(tmp_path):
     train(tmp_path, CALLBACKS["acdc"](), save_strategy="steps", save_steps=9)
     (tmp_path / "checkpoint-9" / "sparsifier.pt").unlink()

@@ -385,6 +385,14 @@ def test_lr_may_be_a_tensor_that_a_scheduler_changes():
     assert isinstance(one.param_groups[0]["lr"], torch.Tensor)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_tensor_lr_may_have_a_dimension_though_a_weight_has_none(foreach):
+    (p,), (q,) = params_like([()]), params_like([()])
+    one = HORST([p], lr=torch.tensor([1e-2]), capturable=True, foreach=foreach, l1=0.1)
+    step_together([one, HORST([q], lr=1e-2, l1=0.1)], 3)
+    torch.testing.assert_close(p, q)
+
+
 def test_half_precision_matches_float32_master_arithmetic(device):
     """One step in bfloat16 equals the float32 step on the same numbers, rounded once."""
     shapes = [(40, 8)]
@@ -423,3 +431,20 @@ def test_float16_weights_that_train_are_refused_since_their_second_moment_would_
     with pytest.raises(ValueError, match=r"torch.float16"):
         optimizer.add_param_group({"params": [("weight", low[0])]})
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("cls", [HORST, HAM])
+def test_weights_that_are_unfrozen_later_are_looked_at_then(cls):
+    for dtype, match in ((torch.float16, "Adam's second moment"), (torch.complex64, "needs the sign of a weight")):
+        (frozen,), (head,) = params_like([(4, 4)], dtype), params_like([(4, 4)])
+        optimizer = cls([frozen.requires_grad_(False), head])
+        head.grad = torch.ones_like(head)
+        optimizer.step()
+        frozen.requires_grad_(True).grad = torch.ones_like(frozen)
+        with pytest.raises(ValueError, match=match):
+            optimizer.step()
+    (frozen,) = params_like([(4, 4)], torch.bfloat16)
+    optimizer = cls([frozen.requires_grad_(False)])
+    frozen.requires_grad_(True).grad = torch.ones_like(frozen)
+    with pytest.warns(UserWarning, match="bfloat16 weights without stochastic_rounding"):
+        optimizer.step()

@@ -22,6 +22,7 @@ from sparse_methods import (
     zeros_in_blocks,
 )
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from horst import HAM, HORST
@@ -132,6 +133,23 @@ def test_a_run_stopped_at_any_step_goes_on_bit_for_bit(method):
             train_step(model, [optimizer], sparsifier, step)
             sparsifier.record(float(step * 7 % 5))
         assert differences(everything(model, optimizer, sparsifier), whole) == [], f"stopped at {stop}"
+
+
+def test_a_state_loaded_by_torchs_checkpoint_functions_goes_on_bit_for_bit(method):
+    """They make the state of a fresh optimizer by a step with rates and gradients of 0, which is none of training."""
+    model, optimizer, sparsifier = build(method, HORST)
+    for step in range(8):  # RigL and SET are to exchange weights in the next step
+        train_step(model, [optimizer], sparsifier, step)
+    state = copy.deepcopy([*get_state_dict(model, optimizer), sparsifier.state_dict()])
+    for step in range(8, 12):
+        train_step(model, [optimizer], sparsifier, step)
+    whole = everything(model, optimizer, sparsifier)
+    model, optimizer, sparsifier = build(method, HORST)
+    sparsifier.load_state_dict(state[2])
+    set_state_dict(model, optimizer, model_state_dict=state[0], optim_state_dict=state[1])
+    for step in range(8, 12):
+        train_step(model, [optimizer], sparsifier, step)
+    assert differences(everything(model, optimizer, sparsifier), whole) == []
 
 
 def test_an_average_is_masked_for_evaluation_and_put_back(method):

@@ -131,3 +131,58 @@ dist.destroy_process_group()
 """
     script = script.replace("COMPILED", str(compiled))
     assert all("noticed" in log for log in run_script(script, tmp_path, 2))
+
+
+CHECKPOINTS = """
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from pathlib import Path
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+sys.path.insert(0, sys.argv[3])
+from sparse_methods import EVERY_METHOD, Tiny, adamw, train_step
+from horst.parameters.sharding import part_of
+rank, folder = int(sys.argv[1]), Path(sys.argv[2]).parent
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+
+def build(name):
+    model = Tiny()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = adamw(model.parameters())
+    return model, optimizer, EVERY_METHOD[name](model, optimizer)
+
+for name in ("acdc", "gmp", "rigl", "acdc-values"):
+    model, optimizer, sparsifier = build(name)
+    for step in range(5):  # AC/DC has gone sparse, and a new one is dense
+        train_step(model, [optimizer], sparsifier, step)
+    state, saved = sparsifier.state_dict(), str(folder / name)
+    dcp.save({"sparsifier": sparsifier}, checkpoint_id=saved)
+    resumed = build(name)[2]
+    try:
+        dcp.load({"sparsifier": resumed}, checkpoint_id=saved)
+    except ValueError as error:
+        assert name == "acdc-values" and "4 tensors, and 8 were saved" in str(error), error
+        if rank == 0:
+            dcp_to_torch_save(saved, saved + ".pt")
+        dist.barrier()
+        resumed.load_state_dict(torch.load(saved + ".pt", weights_only=True)["sparsifier"])
+    assert resumed.steps == 5
+    assert resumed.mask_hash() == sparsifier.mask_hash(), name
+    assert len(resumed.state_dict()["extra"].get("values", {})) == (4 if name == "acdc-values" else 0)
+
+if rank == 0:
+    torch.save(state, folder / "rank0.pt")
+dist.barrier()
+found = torch.load(folder / "rank0.pt", weights_only=False)["pruned"]["blocks.0.fc1.weight"]
+try:
+    part_of(model.blocks[0].fc1.weight, found)
+    assert rank == 0
+except ValueError as error:
+    assert rank == 1 and "the part of another rank, at [0] of the mesh and not at [1]" in str(error), error
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_distributed_checkpoints_and_states_of_another_rank(tmp_path):
+    run_script(CHECKPOINTS, tmp_path, 2)

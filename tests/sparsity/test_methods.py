@@ -1,8 +1,10 @@
 """What is particular to each method, by hand."""
 
+import copy
 import functools
 import gc
 import math
+import pickle
 import weakref
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from sparse_methods import CUBIC, PHASES, TOTAL, Tiny, adamw, loss_of, train_step, train_with_scaler, zeros_in_blocks
 from torch import nn
 
+from horst import HORST
 from horst.sparsity import (
     ACDC,
     GMP,
@@ -548,6 +551,18 @@ def test_states_of_other_runs_are_refused():
     state = Static(straight, adamw(straight.parameters()), sparsity=0.5, layers="all_linear").state_dict()
     with pytest.raises(ValueError, match=r"saved mask of fc.weight has shape \(12, 8\), its weight here \(8, 12\)"):
         other.load_state_dict(state)
+
+
+def test_a_copy_or_pickle_is_refused_with_the_way_to_make_one():
+    model = Tiny()
+    optimizer = HORST(model.parameters())
+    sparsifier = Static(model, optimizer, sparsity=0.5)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"Static cannot be pickled or copied.*Static\(\.\.\., state_dict"):
+            copied(sparsifier)
+    model, optimizer = copy.deepcopy((model, optimizer))
+    train_step(model, [optimizer], Static(model, optimizer, state_dict=sparsifier.state_dict()), 0)
+    assert zeros_in_blocks(model) == 192
 
 
 def test_a_state_saved_in_a_dense_phase_is_checked_too():

@@ -225,6 +225,8 @@ class MirroredAdam(Optimizer):
                         f"{tuple(p.shape)}. Use sparse=False in nn.Embedding, or torch.optim.SparseAdam for it."
                     )
                 if not state:
+                    self._check_parameters([p], None)  # it may have been frozen when it was given
+                    self._warn_of_bfloat16(group)
                     # float32 always: a bfloat16 counter stops at 256
                     state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if step_on_device else "cpu")
                     state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)

@@ -69,7 +69,20 @@ def part_of(whole: Tensor, saved: Tensor) -> Tensor:
             f"{tuple(part.shape)} there and {tuple(mine.shape)} here. Save and load it with "
             "torch.distributed.checkpoint, which cuts it again, or save it whole."
         )
+    if _is_dtensor(saved) and _is_dtensor(whole) and _place(saved) != _place(whole):
+        raise ValueError(
+            f"a saved tensor of shape {tuple(saved.shape)} holds the part of another rank, at {_place(saved)} of the "
+            f"mesh and not at {_place(whole)}: one rank's state was given to all, as accelerate's "
+            "register_for_checkpointing does. Save and load it on each rank in a file of its own, or use "
+            "torch.distributed.checkpoint."
+        )
     return part.to(mine.device)
+
+
+def _place(tensor: DTensor) -> list[int]:
+    """Where on the mesh a part comes from, along the dimensions that cut the tensor; a file keeps it."""
+    where = tensor.device_mesh.get_coordinate() or ()
+    return [i for i, placement in zip(where, tensor.placements, strict=False) if not placement.is_replicate()]
 
 
 @dataclass(frozen=True)

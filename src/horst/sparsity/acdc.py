@@ -91,4 +91,4 @@ class ACDC(Sparsifier):
         return {"values": self._as_saved(self._values)}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._values = self._from_saved(state["values"])
+        self._values = self._from_saved(state.get("values", {}))

@@ -225,4 +225,4 @@ class ADMM(DenseUntilEnd):
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
         super()._load_extra_state(state)
-        self._sum = self._from_saved(state["sum"])
+        self._sum = self._from_saved(state.get("sum", {}))

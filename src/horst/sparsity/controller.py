@@ -10,8 +10,7 @@ Gradients are masked by a post-accumulate hook on each parameter: it runs after 
 ``GradScaler`` need nothing), before DDP's reduction (masks are equal on all ranks, so the mean of masked gradients is
 the masked mean) and after FSDP2's. The sparsifier is the one thing here that writes ``p.grad``; optimizers never do.
 
-No step waits for the device: one ``masked_fill_`` for each gradient and one for each weight. Only the events, which
-count and select, read numbers back.
+No step waits for the device. Only the events, which count and select, read numbers back.
 
 An optimizer that can mask inside its own update exposes ``set_masks(masks)``, where ``masks`` maps parameters to a
 boolean tensor shaped like the local weight, True where kept, or to None for dense. It is called at every change of
@@ -282,6 +281,8 @@ class Sparsifier(abc.ABC):
         Its tensors may be whole or DTensors, whatever the number of ranks that saved them.
         """
         saved_state.restore(self, state_dict)
+
+    __reduce__ = saved_state.refuse_to_copy
 
     def close(self) -> None:
         """Remove all hooks: training continues without masks. Close one sparsifier before building the next."""

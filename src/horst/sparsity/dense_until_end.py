@@ -87,4 +87,4 @@ class DenseUntilEnd(Sparsifier):
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
         params: dict[str, Tensor] = {layer.name: layer.param for layer in self.layers}
-        self._outside = {name: load_bits(params[name], bits) for name, bits in state["outside"].items()}
+        self._outside = {name: load_bits(params[name], bits) for name, bits in state.get("outside", {}).items()}

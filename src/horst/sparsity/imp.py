@@ -124,9 +124,9 @@ class IMP(Sparsifier):
         return {"early": self._as_saved(self._early), "early_state": saved}
 
     def _load_extra_state(self, state: Mapping[str, Any]) -> None:
-        self._early = self._from_saved(state["early"])
+        self._early = self._from_saved(state.get("early", {}))
         self._early_state = []
-        for optimizer, saved in zip(self.optimizers, state["early_state"], strict=False):
+        for optimizer, saved in zip(self.optimizers, state.get("early_state", []), strict=False):
             params = self._params_of(optimizer)
             self._early_state.append({name: _state_from_saved(params[name], entry) for name, entry in saved.items()})
 

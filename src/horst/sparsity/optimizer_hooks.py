@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from horst.parameters.sharding import local_shard
 from horst.sparsity.layers import Layer
 from horst.user_warnings import warn_user
 
@@ -64,7 +65,7 @@ def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> 
     """Run ``action(optimizer)`` at each step when the gradients are there and the weights not yet updated.
 
     That is at the beginning of ``step()``, or, if it is given a closure that computes the gradients (Lightning's
-    trainer always passes one), at the end of the closure.
+    trainer always passes one), at the end of the closure. A step that only makes the state is no update.
 
     Args:
         action: A bound method. The optimizer does not keep its object alive: once that is gone, nothing runs.
@@ -72,7 +73,7 @@ def before_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> 
     Returns:
         A handle whose ``remove()`` undoes it.
     """
-    act = _while_alive(action)
+    act = _while_alive(action, unless=_only_makes_state)
 
     def pre_hook(opt: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -96,15 +97,29 @@ def after_update(optimizer: Optimizer, action: Callable[[Optimizer], None]) -> A
     return optimizer.register_step_post_hook(lambda opt, args, kwargs: act(opt))
 
 
-def _while_alive(action: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
+def _while_alive(
+    action: Callable[[Optimizer], None], unless: Callable[[Optimizer], bool] = lambda opt: False
+) -> Callable[[Optimizer], None]:
     method = weakref.WeakMethod(action)
 
     @torch.compiler.disable
     def act(opt: Optimizer) -> None:
-        if (alive := method()) is not None:
+        if (alive := method()) is not None and not unless(opt):
             alive(opt)
 
     return act
+
+
+def _only_makes_state(optimizer: Optimizer) -> bool:
+    """Whether this is the step, at rates and gradients of 0, by which ``torch.distributed.checkpoint`` loads a state.
+
+    Gradients are read in a first step at rate 0 only, so that no other step waits for the device.
+    """
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if optimizer.state or any((isinstance(lr, Tensor) and not lr.is_cpu) or lr != 0 for lr in rates):
+        return False
+    grads = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    return not any(local_shard(grad).any() for grad in grads)
 
 
 class StepOrder:

@@ -140,7 +140,7 @@ def _host_scalar(lr: float | Tensor, capturable: bool) -> float | Tensor:
     """A tensor lr stays one only where the host may not read it (CUDA graphs, torch.compile)."""
     if isinstance(lr, Tensor) and not (capturable or torch.compiler.is_compiling()):
         return lr.item()
-    return lr
+    return lr.reshape(()) if isinstance(lr, Tensor) else lr  # a shape of (1,) would spread to weights without one
 
 
 def _bias_corrections(
