@@ -21,7 +21,7 @@ from horst.cli.progress import logging_to_stderr
 from horst.extras import load_extra
 
 COMMANDS = {
-    "quickstart": "train and prune two small models with AdamW and HORST, in minutes, on any machine",
+    "quickstart": "train and prune small models with AdamW and HORST, in minutes, on any machine",
     "list": "recipes, optimizers, sparsity and pruning methods, exports",
     "run": "run a recipe: a table or figure of the paper, or a training of your own",
     "data": "turn text into token files",

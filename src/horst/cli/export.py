@@ -102,7 +102,8 @@ def main(options: Options) -> None:
         write_json(found)
         return
     shown = {key: value for key, value in found.items() if key not in ("of dense", "zeros")}
-    write(table([{**shown, "of dense": Share(found["of dense"]), ALL_ZEROS: Share(loaded.zeros)}]))
+    zeros = f"{ALL_ZEROS} before rounding" if (options.values or "").startswith("int") else ALL_ZEROS
+    write(table([{**shown, "of dense": Share(found["of dense"]), zeros: Share(loaded.zeros)}]))
     if options.to == "sparse-safetensors":
         if found["bytes"] >= dense:
             share = 100 * loaded.zeros

@@ -1,4 +1,4 @@
-"""``horst quickstart``: two small models, trained with AdamW and with HORST and pruned, in minutes on any machine."""
+"""``horst quickstart``: small models, trained with AdamW and with HORST and pruned, in minutes on any machine."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def words(result: Result) -> str:
     if left <= 0:
         # Not "has never seen": the model may have been pretrained on the same data.
         data = "these images" if result.curves["unit"] == "images" else "this text"
-        return f"{text}: no worse than dense. The dense model was not trained further on {data}."
+        return f"{text}: no worse than dense, but only the sparse model was trained further on {data}."
     if len(result.rows) > 3 or left >= lost:  # of several stages, the last pruning is not what pruning at once costs
         return f"{text}."
     return f"{text}; {pruned:.4g} before training, so {100 * (1 - left / lost):.0f} % of the loss is won back."
