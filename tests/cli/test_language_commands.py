@@ -60,6 +60,31 @@ def test_the_three_commands_of_the_readme(horst, gpt2, texts, tmp_path):
     assert horst("eval", exported, *words).json["loss"] == evaluated["loss"]
 
 
+def test_roberta_is_calibrated_on_windows_of_the_length_that_it_takes(horst, texts, tmp_path):
+    """It has two positions more, which its texts do not reach: of them one is the padding's."""
+    config = transformers.RobertaConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=34, pad_token_id=1,
+    )  # fmt: skip
+    transformers.RobertaForMaskedLM(config).save_pretrained(tmp_path / "roberta")
+    words = ["--sparsity", 0.5, "--data", texts / "text.jsonl", "--samples", 4, "--out", "pruned", "--json"]
+    found = horst("prune", tmp_path / "roberta", *words)
+    assert found.code == 0, found.err
+    assert found.json["context"] == 32
+
+
+@pytest.mark.parametrize("command", ["prune", "sparsify"])
+def test_text_alone_is_refused_for_an_encoder_decoder(horst, texts, tmp_path, command):
+    config = transformers.T5Config(vocab_size=257, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    words = ["--sparsity", 0.5, "--out", "pruned"]
+    found = horst(command, tmp_path / "t5", "--data", texts / "text.jsonl", *words)
+    assert found.code == 2
+    assert "T5ForConditionalGeneration, whose decoder needs inputs of its own" in found.err
+    assert "--method magnitude" in found.err
+    assert command == "sparsify" or horst("prune", tmp_path / "t5", *words).code == 0
+
+
 def test_prune_is_the_librarys_on_the_same_windows(horst, gpt2, texts):
     words = ["--method", "wanda", "--sparsity", 0.6, "--data", texts / "text.jsonl", "--samples", 9, "--context", 16]
     assert horst("prune", gpt2, *words, "--distribution", "owl", "--seed", 3, "--out", "pruned").code == 0

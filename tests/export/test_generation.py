@@ -385,6 +385,13 @@ def test_a_model_that_a_fixed_cache_changes_is_refused(dtype):
     assert torch.equal(generate(fits, PROMPT, max_new_tokens=9), by_transformers(fits, PROMPT, max_new_tokens=9))
 
 
+def test_falcon_with_alibi_is_refused():
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64, "alibi": True}
+    model = transformers.FalconForCausalLM(transformers.FalconConfig(**sizes, **NO_ENDS))
+    with pytest.raises(ValueError, match=r"FalconForCausalLM does not run with a mask .* Use model.generate\(\)"):
+        generate(model, PROMPT, max_new_tokens=3)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_a_short_decoder_is_checked_too(length):
     assert Decoder(with_local_attention(window=8), length=length).length == length

@@ -107,6 +107,20 @@ def test_ties_and_generation_settings_come_back(tmp_path):
     assert_same(load_pretrained(tmp_path / "untied"), untied)
 
 
+def test_a_sparse_directory_has_the_dtypes_of_a_dense_one_in_what_no_file_holds(tmp_path):
+    """The causal mask of OpenAI's first GPT is a buffer that is not saved: in float32 the model did not run."""
+    config = transformers.OpenAIGPTConfig(n_layer=1, n_embd=32, n_head=2, vocab_size=96, n_positions=16)
+    transformers.OpenAIGPTLMHeadModel(config).bfloat16().save_pretrained(tmp_path / "dense")
+    dense = load_pretrained(tmp_path / "dense")
+    sparse = load_pretrained(save_hugging_face(dense, tmp_path / "sparse", sparse=True))
+    kinds = [{name: b.dtype for name, b in model.named_buffers()} for model in (dense, sparse)]
+    assert kinds[0] == kinds[1]
+    tokens = torch.randint(96, (2, 12))
+    with torch.no_grad():
+        assert torch.equal(dense(tokens).logits, sparse(tokens).logits)
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_sharded_dense_directories_load(tmp_path):
     model = tiny_gpt2()
     model.save_pretrained(tmp_path / "m", max_shard_size="50KB")

@@ -283,6 +283,22 @@ def test_blocks_that_are_no_chain_are_calibrated_in_runs_of_the_whole_model(rule
         assert_close(found[name].norms(), X.square().mean(0).sqrt())
 
 
+def test_stages_that_change_the_width_are_calibrated_in_runs_of_the_whole_model(caplog):
+    """As those of Swin, whose next norm or head takes no hidden state of the first stage."""
+    widths = [(6, 8), (8, 12), (12, 16)]
+    stages = [nn.Sequential(nn.Linear(*sizes), nn.Tanh()) for sizes in widths]
+    model, data = nn.Sequential(nn.Sequential(*stages), nn.Linear(16, 2)), [torch.randn(5, 6) for _ in range(2)]
+    layers = find_layers(model, "all_linear")
+    expected = inputs_by_whole_runs(model, data, layers)
+    with caplog.at_level(logging.WARNING):
+        found = gathered(model, data, layers)
+    assert "0.* is not a chain of blocks (the model fails on what the first block returns: " in caplog.text
+    for name, X in expected.items():
+        assert_close(found[name].norms(), X.square().mean(0).sqrt())
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):  # data that are wrong stay the model's own error
+        gathered(model, [torch.randn(5, 7)], layers)
+
+
 def test_one_sample_shows_whether_a_block_is_called_again():
     """A head's outputs for whole batches may be larger than the model: only one sample goes as far."""
     model, batches = bert()

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from recovery_runs import LOOP, MODELS, SHORT, Plain, gpt2, make, padded, score, weights, windows
 from torch import nn
@@ -436,6 +437,17 @@ def test_windows_longer_than_the_model_takes_are_refused(name, longest):
     model, _ = make(name)
     with pytest.raises(ValueError, match=f"rows of 40 tokens, and the model takes at most {longest}"):
         horst.sparsify(model, windows(length=40), sparsity=0.5, **SHORT)
+
+
+def test_the_positions_that_roberta_keeps_for_padding_are_not_the_texts():
+    config = transformers.RobertaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=34, pad_token_id=1,
+    )  # fmt: skip
+    model = transformers.RobertaModel(config)
+    with pytest.raises(ValueError, match="rows of 33 tokens, and the model takes at most 32"):
+        horst.sparsify(model, {"input_ids": torch.randint(2, 50, (8, 33))}, sparsity=0.5, **SHORT)
+    model(torch.randint(2, 50, (8, 32)))
 
 
 @pytest.mark.parametrize(

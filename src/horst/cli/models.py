@@ -18,6 +18,7 @@ from horst.export.safetensors_header import read_header, shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
 from horst.files import InvalidFileError, path_inside, read_json, whole_directory, write_json
+from horst.parameters.modes import longest_text
 
 if TYPE_CHECKING:
     import torch
@@ -64,10 +65,7 @@ class LoadedModel:
     def longest(self) -> int | None:
         """Largest number of tokens that a text model takes; None where its config does not say."""
         model: Any = self.model
-        if not self.is_transformers:
-            return int(model.config.context)
-        positions = getattr(model.config, "max_position_embeddings", None)
-        return positions if isinstance(positions, int) and positions > 0 else None
+        return longest_text(model) if self.is_transformers else int(model.config.context)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

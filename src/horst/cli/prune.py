@@ -186,12 +186,13 @@ def _check_exclude(options: Options, loaded: LoadedModel) -> None:
 def _calibration(options: Options, loaded: LoadedModel, cpu: bool) -> tuple[list[Tensor], dict[str, int | None]]:
     """The data to calibrate on, and how much they are."""
     from horst.cli.images import calibration_images, open_images
-    from horst.cli.texts import SAMPLES, calibration_windows, choose_calibration, token_file
+    from horst.cli.texts import SAMPLES, calibration_windows, check_reads_text_alone, choose_calibration, token_file
 
     assert options.data is not None
     if loaded.reads == "images":
         count = options.samples or SAMPLES
         return calibration_images(open_images(options.data, loaded, batch_size=1), loaded, count), {"samples": count}
+    check_reads_text_alone(loaded)
     samples, context = choose_calibration(loaded, options.samples, options.context, cpu)
     with token_file(options.data, loaded, options.tokenizer, "train") as path:
         windows = calibration_windows(path, loaded, context=context, samples=samples, seed=options.seed)

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horst.cli.models import LoadedModel
-from horst.cli.texts import ModelTokenizer, TokenizerName, check_text, choose_context, source, token_file
+from horst.cli.texts import (
+    ModelTokenizer,
+    TokenizerName,
+    check_reads_text_alone,
+    check_text,
+    choose_context,
+    source,
+    token_file,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +73,7 @@ def read_data(
     """Data for the kind of the model: windows of text, sentences for an encoder, images."""
     if loaded.reads == "images":
         return _images(data, eval_data, loaded, batch_size, device, precision)
+    check_reads_text_alone(loaded)
     if predicts_next_token(loaded):
         return _windows(data, eval_data, loaded, context, tokenizer, device, precision)
     return _sentences(data, eval_data, loaded, context, device)

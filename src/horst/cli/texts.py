@@ -16,6 +16,7 @@ from horst.cli.progress import quiet
 from horst.extras import load_extra
 from horst.lab.data.tokenization import tokenize
 from horst.lab.data.tokenizer import ByteTokenizer, GPT2Tokenizer, Tokenizer, load_tokenizer
+from horst.recovery.data import is_encoder_decoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,6 +80,16 @@ def source(data: str) -> Any:
     if not owner or not dataset:
         raise ValueError(f"a data set of the Hub is {HUB}owner/name, with /config and :split if wanted, got {data!r}.")
     return load_extra("datasets").load_dataset(f"{owner}/{dataset}", config or None, split=split or "train")
+
+
+def check_reads_text_alone(loaded: LoadedModel) -> None:
+    """Refuse a model whose decoder needs inputs of its own."""
+    if is_encoder_decoder(loaded.model):
+        raise ValueError(
+            f"{loaded.path} holds a {type(loaded.model).__name__}, whose decoder needs inputs of its own, and --data "
+            "is one text. Use horst prune --method magnitude; or in Python horst.pruning.prune with batches such as "
+            '{"input_ids": ..., "decoder_input_ids": ...}, or SparsifyTrainer.'
+        )
 
 
 def check_text(data: str) -> None:

@@ -227,7 +227,15 @@ class Decoder:
         parts = places.split(2)  # a prompt, and a step
         ids = places[None] % 2
         self._tokens[:, : len(places)].copy_(ids)
-        found = torch.cat([self._call(_logits, part)[:1] for part in parts], dim=1)
+        try:
+            found = torch.cat([self._call(_logits, part)[:1] for part in parts], dim=1)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as raised:  # as Falcon's with ALiBi, whose positions come from the mask
+            raise ValueError(
+                f"{type(self.model).__name__} does not run with a mask over a cache of fixed size "
+                f"({type(raised).__name__}: {raised}). Use model.generate()."
+            ) from raised
         options = {"position_ids": places[None], "attention_mask": torch.ones_like(ids), "use_cache": False}
         expected = self.model(ids, **options).logits[:, -len(parts) :]
         found, expected = (x.double().nan_to_num(0.0, 0.0, 0.0) for x in (found, expected))

@@ -17,9 +17,10 @@ import logging
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from horst.export.safetensors_header import read_header, shorten
@@ -28,6 +29,7 @@ from horst.export.sparse_safetensors import load_sparse, read_dtypes, save_spars
 from horst.extras import load_extra
 from horst.files import InvalidFileError, PathLike, path_inside, read_json, whole_directory
 from horst.parameters.quantization import GROUP_SIZE
+from horst.sparsity.selection import FLOATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -203,6 +205,10 @@ def _load_sparse_directory(directory: pathlib.Path) -> PreTrainedModel:
     with _without_initialisation():
         model = model_class(config)
     model.tie_weights()
+    # What is not in the file (masks, scales) has the dtype that it has in a model made in that of the weights.
+    weights = next((dtype for dtype in dtypes.values() if dtype in FLOATS), torch.float32)
+    with _default_dtype(weights), torch.device("meta"), _without_initialisation():
+        dtypes = {name: buffer.dtype for name, buffer in model_class(config).named_buffers()} | dtypes
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         tensor.data = tensor.data.to(dtypes.get(name, tensor.dtype))
     load_sparse(path, model)
@@ -291,6 +297,16 @@ def _write_tokenizer(tokenizer: PreTrainedTokenizerBase | PathLike, directory: p
         raise FileNotFoundError(f"{tokenizer} has no tokenizer files ({', '.join(TOKENIZER_FILES)}).")
     for name in found:
         shutil.copyfile(pathlib.Path(tokenizer) / name, directory / name)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _without_initialisation() -> contextlib.AbstractContextManager[Any]:

@@ -98,12 +98,13 @@ class Chain:
 
     def catch(self, model: nn.Module, batches: Sequence[Batch], done: Sequence[Chain]) -> None:
         """Run the model on each batch, with the chains that are ``done`` replaced by what they returned."""
-        with self.on_device(next(iter(self.blocks))):
+        with self.on_device(next(iter(self.blocks))), replayed(done, 0):
+            failed = self._why_it_fails(model, batches[0])
+        if failed is not None:
             with replayed(done, 0), explained(batches[0]):
-                try:  # of one sample, since a head's outputs for a whole batch may be larger than the model
-                    self._calls(model, _first_sample(batches[0]), to_the_end=True)
-                except Exception:  # a batch that cannot be cut so
-                    self._calls(model, batches[0], to_the_end=True)
+                run_model(model, batches[0])  # raises where the data is what is wrong
+            raise NotAChain(f"the model fails on what the first block returns: {failed}") from failed
+        with self.on_device(next(iter(self.blocks))):
             for i, batch in enumerate(batches):
                 with replayed(done, i):
                     calls, tail = self._calls(model, batch, to_the_end=False)
@@ -114,6 +115,19 @@ class Chain:
                     call.entries[self.place] = None
                     call.entries = move(call.entries, _HOST, seen)
                 self.calls.append(calls)
+
+    def _why_it_fails(self, model: nn.Module, batch: Batch) -> Exception | None:
+        """What the model raises with stand-ins that hand on what the first block returned, as where shapes change."""
+        try:  # of one sample, since a head's outputs for a whole batch may be larger than the model
+            self._calls(model, _first_sample(batch), to_the_end=True)
+        except Exception:
+            try:  # a batch that cannot be cut so
+                self._calls(model, batch, to_the_end=True)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                return error
+        return None
 
     def _calls(self, model: nn.Module, batch: Batch, to_the_end: bool) -> tuple[list[_Call], tuple[Any, ...] | None]:
         """How each block is called, and what the first returns after the hidden state.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.parameters.modes import Batch
+from horst.parameters.modes import Batch, longest_text
 from horst.parameters.sharding import mix
 from horst.training import BatchSource
 from horst.training.distributed import on_every_rank, rank, world_size
@@ -262,8 +262,8 @@ def _check_vocabulary(tokens: Tensor, model: nn.Module) -> None:
 
 def _check_length(tokens: Tensor, model: nn.Module) -> None:
     """Refuse rows that are longer than what a model of transformers takes."""
-    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(longest, int) and 0 < longest < tokens.shape[-1]:
+    longest = longest_text(model)
+    if longest is not None and longest < tokens.shape[-1]:
         raise ValueError(
             f"the data has rows of {tokens.shape[-1]} tokens, and the model takes at most {longest}. Cut them into "
             f"shorter ones: data[:, :{longest}], or data.view(-1, length)."

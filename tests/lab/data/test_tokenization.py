@@ -76,6 +76,13 @@ def xzipped(path, text):
         file.write(text)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_the_mark_that_windows_writes_in_front_is_no_text(name, tmp_path):
+    text = json.dumps({"text": "one"}) if name == "a.jsonl" else "one"
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert [document.text for document in Source(tmp_path / name).documents()] == ["one"]
+
+
 def write_parquet(path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"text": list(DOCUMENTS.values()), "id": list(DOCUMENTS), "other": [0] * len(DOCUMENTS)})

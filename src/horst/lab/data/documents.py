@@ -147,8 +147,8 @@ def _is_of(path: Path, suffix: str) -> bool:
 
 
 def _open_text(path: Path) -> Any:
-    # newline="\n" keeps every character as it is
-    return _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8", newline="\n")
+    # newline="\n" keeps every character as it is; -sig leaves out the mark that Windows writes in front
+    return _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="\n")
 
 
 def _from_jsonl(path: Path, fields: Fields) -> Iterator[Document]:
