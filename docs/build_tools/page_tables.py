@@ -89,6 +89,7 @@ TABLE6 = files("table6_gpt2_wikipedia")
 TABLE1_DIGITS = files("table1_digits_cpu")
 FIGURE1 = files("figure1_weight_spread")
 LANGUAGE, VISION = files("frontier_language"), files("frontier_vision")
+LENGTHS = (*LANGUAGE, *files("frontier_language_12800_steps", "frontier_language_width_40"))
 GPT2_EVIDENCE = (f"{RESULTS}/evidence/*.json",)
 GPT2_HEADLINE = (
     *files("table6_gpt2_adamw_beta2_0.999", "gpt2_headline/gpt2_adamw_seed1"), *GPT2_EVIDENCE,
@@ -178,6 +179,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Writer]] = {
     "small_beta2": (LANGUAGE, small_language_tables.beta2),
     "small_rates": (LANGUAGE, small_language_tables.rates),
     "small_long": (LANGUAGE, small_language_tables.long),
+    "small_lengths": (LENGTHS, small_language_tables.lengths),
+    "small_longest": (LENGTHS, small_language_tables.longest),
     "small_muon": ((*LANGUAGE, *files("frontier_language_muon")), small_language_tables.muon),
     "small_parts": ((*LANGUAGE, *files("frontier_language_learning_rates")), small_language_tables.parts),
     "digits_rates": (VISION, frontier.rate_table),

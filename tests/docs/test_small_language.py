@@ -14,18 +14,22 @@ ROWS = [
     for name in ("frontier_language", "frontier_language_learning_rates", "frontier_language_muon")
     for row in Result.load(ROOT / f"results/transformers/{name}.json").rows
 ]
+LONGEST_ROWS, SMALLER_ROWS = (
+    Result.load(ROOT / f"results/transformers/frontier_language_{name}.json").rows
+    for name in ("12800_steps", "width_40")
+)
 DENSE, GLOBAL, MAGNITUDE = "dense", "sparsegpt-global", "magnitude"
 PLAIN = {"norm_lr_ratio": None, "embedding_lr_ratio": None, "max_step": None}
 
 
-def perplexity(optimizer, method, sparsity=0.0, steps=800, beta2=0.95, **settings):
+def perplexity(optimizer, method, sparsity=0.0, steps=800, beta2=0.95, rows=ROWS, **settings):
     """Perplexity by seed of one contender; settings that are not named are the usual ones."""
     wanted = {**PLAIN, "optimizer": optimizer, "method": method, "sparsity": sparsity, "steps": steps, "beta2": beta2}
     if "mirror" not in settings and optimizer.startswith("horst"):
         wanted["mirror"] = "all"
     wanted |= settings
-    found = {row["seed"]: row["perplexity"] for row in ROWS if all(row.get(k) == v for k, v in wanted.items())}
-    assert set(found) == {0, 1, 2}, (wanted, found)
+    found = {row["seed"]: row["perplexity"] for row in rows if all(row.get(k) == v for k, v in wanted.items())}
+    assert set(found) == ({0, 1} if rows is LONGEST_ROWS else {0, 1, 2}), (wanted, found)
     return [found[seed] for seed in sorted(found)]
 
 
@@ -161,6 +165,93 @@ def test_after_four_times_as_many_steps_the_lead_after_pruning_is_larger():
     short = [perplexity("adamw", MAGNITUDE, 0.7, lr=lr) for lr in (5e-4, 2e-3, 4e-3, 8e-3)]
     assert f"{long:.1f} times its dense perplexity" in PAGE
     assert f"{min(map(statistics.mean, short)) / statistics.mean(BEST_ADAMW):.1f} times" in PAGE
+
+
+def longest(optimizer, method, sparsity=0.0, width=64, **settings):
+    """The best mean over the learning rates of the longest training, of two seeds."""
+    rows = [row for row in LONGEST_ROWS if row["optimizer"] == optimizer and row["width"] == width]
+    rates = {row["lr"] for row in rows if row["beta2"] == settings.get("beta2", 0.95)}
+    where = {"rows": LONGEST_ROWS, "steps": 12_800, "width": width, **settings}
+    return min((perplexity(optimizer, method, sparsity, lr=lr, **where) for lr in rates), key=statistics.mean)
+
+
+def test_after_sixteen_times_as_many_steps_dense_adamw_is_ahead_and_falls_apart_when_pruned():
+    dense, horst = longest("adamw", DENSE), longest("horst", DENSE, alpha="auto")
+    with_l1 = longest("horst-l1", DENSE, alpha="auto", l1=0.01)
+    assert ahead(dense, horst)
+    assert ahead(dense, with_l1)
+    assert said(dense, horst, with_l1)
+    for method in (MAGNITUDE, GLOBAL):
+        pruned = longest("adamw", method, 0.7)
+        assert said(pruned)
+        assert f"{statistics.mean(pruned) / statistics.mean(dense):.1f} times" in PAGE
+
+
+@pytest.mark.parametrize("level", [0.7, 0.8])
+def test_after_sixteen_times_as_many_steps_horst_with_l1_is_ahead_when_pruned(level):
+    ours = longest("horst-l1", GLOBAL, level, alpha="auto", l1=0.01)
+    theirs = [
+        longest("adamw", GLOBAL, level),
+        longest("adamw-l1", GLOBAL, level, l1=0.01),
+        longest("horst", GLOBAL, level, alpha="auto"),
+    ]
+    assert said(ours, *theirs)
+    assert all(ahead(ours, other) for other in theirs)
+
+
+def test_zeros_get_dearer_as_the_readme_says():
+    costs = []
+    for best_of, l1 in ((at_best, 0.02), (longest, 0.01)):  # after 3,200 and 12,800 steps
+        dense = statistics.mean(best_of("adamw", DENSE))
+        pruned = [
+            best_of("horst-l1", GLOBAL, 0.7, alpha="auto", l1=l1),
+            best_of("adamw-l1", GLOBAL, 0.7, l1=l1),
+            best_of("adamw", GLOBAL, 0.7),
+        ]
+        costs.append([f"{statistics.mean(found) / dense - 1:.0%}".replace("%", " %") for found in pruned])
+    paths = [ROOT / "README.md", ROOT / "docs/what_to_use.md"]
+    pages = [" ".join(path.read_text(encoding="utf-8").split()) for path in paths]
+    for page in pages:
+        assert f"cost {costs[0][0]} after 15" in page
+        assert f"{costs[1][0]}" in page
+        assert f"with AdamW and `l1` {costs[1][1]}, with AdamW {costs[1][2]}" in page
+
+
+def test_seventy_percent_zeros_are_better_than_a_smaller_dense_model():
+    smaller = {"rows": SMALLER_ROWS, "width": 40}
+    for steps, l1 in ((800, (0.04, 0.08)), (3200, (0.02,))):
+        sparse = min(
+            (perplexity("horst-l1", GLOBAL, 0.7, steps, alpha="auto", lr=lr, l1=strength)
+             for lr in (2e-3, 8e-3) for strength in l1 if lr == 8e-3 or strength != 0.08),
+            key=statistics.mean,
+        )  # fmt: skip
+        dense = [perplexity("adamw", DENSE, steps=steps, lr=lr, **smaller) for lr in (4e-3, 8e-3, 1.6e-2)]
+        dense += [perplexity("horst", DENSE, steps=steps, alpha="auto", lr=lr, **smaller) for lr in (2e-3, 8e-3)]
+        assert all(ahead(sparse, other) for other in dense)
+    sparse = longest("horst-l1", GLOBAL, 0.7, alpha="auto", l1=0.01)
+    assert ahead(sparse, longest("adamw", DENSE, width=40))
+    assert ahead(sparse, longest("horst", DENSE, width=40, alpha="auto"))
+
+
+def test_weights_grow_without_bound_with_the_smaller_second_beta():
+    def largest(rows, **wanted):
+        chosen = [row for row in rows if row["method"] == DENSE and row["optimizer"].startswith("horst")]
+        return [row["largest"] for row in chosen if all(row[key] == value for key, value in wanted.items())]
+
+    usual = {"alpha": "auto", "beta2": 0.95}
+    assert 1 < min(largest(ROWS, steps=800, **usual)) < max(largest(ROWS, steps=800, **usual)) < 7
+    assert 7 < min(largest(ROWS, steps=3200, **usual)) < max(largest(ROWS, steps=3200, **usual)) < 102
+    assert 3000 < min(largest(LONGEST_ROWS, width=64, **usual)) < max(largest(LONGEST_ROWS, **usual)) < 11_450
+    assert 8 < min(largest(LONGEST_ROWS, beta2=0.99)) < max(largest(LONGEST_ROWS, beta2=0.99)) < 11.5
+
+
+def test_a_larger_second_beta_after_long_training():
+    settings = {"alpha": "auto", "l1": 0.01}
+    dense = longest("horst-l1", DENSE, beta2=0.99, **settings)
+    assert ahead(dense, longest("horst-l1", DENSE, **settings))
+    assert ahead(longest("adamw", DENSE), dense)
+    assert ahead(longest("horst-l1", GLOBAL, 0.8, **settings), longest("horst-l1", GLOBAL, 0.8, beta2=0.99, **settings))
+    assert said(dense, *(longest("horst-l1", GLOBAL, level, beta2=0.99, **settings) for level in (0.7, 0.8)))
 
 
 def test_the_second_beta():
