@@ -158,8 +158,23 @@ class SparsityCallback(TrainerCallback):
         """Remove the hooks; the sparsifier still has its summary and its best models."""
         if self.sparsifier is not None:
             self.sparsifier.close()
-            _warn_of_missing_zeros(self.sparsifier)
+            self._look_for_zeros(self.sparsifier)
         self.on_step_begin(args, state, control)
+
+    def _look_for_zeros(self, sparsifier: Sparsifier) -> None:
+        """Warn where a trained model has fewer zeros than it was to have."""
+        chooser, wanted = sparsifier._chooser, sparsifier.current_sparsity
+        if not isinstance(chooser.distribution, Mapping):  # else each layer has a sparsity of its own
+            wanted = max(wanted, sparsifier.sparsity)
+        zeros = sum(chooser.count(layer.name, local_shard(layer.param) == 0) for layer in sparsifier.layers)
+        share = zeros / sum(shard.numel for shard in chooser.shards.values())
+        if share < wanted - 0.01:  # counts are rounded down for each layer
+            warn_user(
+                f"the trained model has {share:.1%} zeros in its masked layers, and {type(sparsifier).__name__} was to "
+                f"reach {wanted:.1%}. Training ended before the schedule did, after {sparsifier.steps} steps, or an "
+                "earlier model was put in place (load_best_model_at_end). SparsityCallback(..., metric=...) keeps the "
+                "best sparse model in callback.sparsifier.best."
+            )
 
     def folder(self, args: TrainingArguments, step: int) -> Path:
         """The checkpoint that is resumed."""
@@ -174,20 +189,4 @@ class SparsityCallback(TrainerCallback):
         raise FileNotFoundError(
             f"the run resumes at step {step}, but {folder} holds no sparsifier.pt. Give the checkpoint's folder: "
             "SparsityCallback(..., resume_from=...)."
-        )
-
-
-def _warn_of_missing_zeros(sparsifier: Sparsifier) -> None:
-    """Warn where a trained model has fewer zeros than it was to have."""
-    chooser, wanted = sparsifier._chooser, sparsifier.current_sparsity
-    if not isinstance(chooser.distribution, Mapping):  # else each layer has a sparsity of its own
-        wanted = max(wanted, sparsifier.sparsity)
-    zeros = sum(chooser.count(layer.name, local_shard(layer.param) == 0) for layer in sparsifier.layers)
-    share = zeros / sum(shard.numel for shard in chooser.shards.values())
-    if share < wanted - 0.01:  # counts are rounded down for each layer
-        warn_user(
-            f"the trained model has {share:.1%} zeros in its masked layers, and {type(sparsifier).__name__} was to "
-            f"reach {wanted:.1%}. Training ended before the schedule did, after {sparsifier.steps} steps, or an "
-            "earlier model was put in place (load_best_model_at_end). SparsityCallback(..., metric=...) keeps the best "
-            "sparse model in callback.sparsifier.best."
         )

@@ -28,7 +28,7 @@ from horst.recovery.data import is_causal, is_encoder_decoder
 from horst.recovery.methods import chosen_layers, options
 from horst.recovery.teacher import copy_as_teacher, narrow_autocast, prepare_teacher
 from horst.recovery.whole import frozen_weights, named_parameters
-from horst.sparsity import Static
+from horst.sparsity import Sparsifier, Static
 from horst.training.distributed import on_rank_0, world_size
 from horst.training.evaluate import IGNORED
 
@@ -283,6 +283,9 @@ class _Kept(SparsityCallback):
         if state.is_world_process_zero:
             folder = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
             write_json(folder / _RECORD, {"asked": _asked(self.config)})
+
+    def _look_for_zeros(self, sparsifier: Sparsifier) -> None:
+        """The Trainer refuses a model that lacks some."""
 
 
 def _check_comparable(trainer: Any, distill: str) -> None:
