@@ -245,6 +245,25 @@ def test_weights_grow_without_bound_with_the_smaller_second_beta():
     assert 8 < min(largest(LONGEST_ROWS, beta2=0.99)) < max(largest(LONGEST_ROWS, beta2=0.99)) < 11.5
 
 
+def test_a_smaller_rate_after_long_training():
+    """The first of the long rows on the page of the rule."""
+    page = " ".join((ROOT / "docs/studies/alpha_rule.md").read_text(encoding="utf-8").split())
+    rows = Result.load(ROOT / "results/transformers/frontier_language_12800_rate.json").rows
+    assert {row["alpha_lr"] for row in rows} == {0.01}
+    small = {level: [row["perplexity"] for row in rows if row["method"] == GLOBAL and row["sparsity"] == level]
+             for level in (0.7, 0.8)}  # fmt: skip
+    settings = {"alpha": "auto", "l1": 0.01}
+    for level, found in small.items():
+        larger = [longest("horst-l1", GLOBAL, level, beta2=beta2, **settings) for beta2 in (0.99, 0.95)]
+        first, second, third = (f"{statistics.mean(one):.2f}" for one in (found, *larger))
+        assert f"{first}, {second} and {third}" in page
+        assert all(ahead(other, found) for other in larger)
+    dense = [row for row in rows if row["method"] == DENSE]
+    assert 2 < min(row["largest"] for row in dense) < max(row["largest"] for row in dense) < 5.5
+    cost = statistics.mean(row["perplexity"] for row in dense) / statistics.mean(longest("adamw", DENSE)) - 1
+    assert f"3 to 5 | {cost:.0%}".replace("%", " % worse") in page
+
+
 def test_a_larger_second_beta_after_long_training():
     settings = {"alpha": "auto", "l1": 0.01}
     dense = longest("horst-l1", DENSE, beta2=0.99, **settings)

@@ -18,7 +18,7 @@ from horst.export.safetensors_header import read_header, shorten
 from horst.export.sparse_safetensors import load_sparse, save_sparse
 from horst.extras import load_extra
 from horst.files import InvalidFileError, path_inside, read_json, whole_directory, write_json
-from horst.parameters.modes import longest_text
+from horst.recovery.data import longest_text
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from horst.extras import how_to_install
 from horst.integrations import resolve_schedule
 from horst.integrations.matrices import MatrixHORST
 from horst.optimizers.horst import HORST
-from horst.parameters.sharding import local_shard
+from horst.recovery.check import zeros_of
 from horst.sparsity import Sparsifier
 from horst.user_warnings import warn_user
 
@@ -64,17 +63,11 @@ def horst(
             f"groups= needs transformers 5.2 or newer, found {transformers.__version__}. Upgrade it, or build the "
             "optimizer yourself: Trainer(..., optimizers=(HORST(groups(model), lr=args.learning_rate), None))."
         )
-    return functools.partial(_FromModel, groups), {**ours, **options}
 
+    def from_model(model: nn.Module, **options: Any) -> HORST:
+        return HORST(groups(model), **options)
 
-class _FromModel:
-    """What the Trainer calls with the model; it makes one by calling the first of ``optimizer_cls_and_kwargs``."""
-
-    def __init__(self, groups: Callable[[nn.Module], ParamsT]) -> None:
-        self.groups = groups
-
-    def __call__(self, model: nn.Module, **options: Any) -> HORST:
-        return HORST(self.groups(model), **options)
+    return lambda: from_model, {**ours, **options}  # the Trainer calls the first without arguments
 
 
 class SparsityCallback(TrainerCallback):
@@ -163,11 +156,9 @@ class SparsityCallback(TrainerCallback):
 
     def _look_for_zeros(self, sparsifier: Sparsifier) -> None:
         """Warn where a trained model has fewer zeros than it was to have."""
-        chooser, wanted = sparsifier._chooser, sparsifier.current_sparsity
-        if not isinstance(chooser.distribution, Mapping):  # else each layer has a sparsity of its own
+        share, wanted = zeros_of(sparsifier.layers), sparsifier.current_sparsity
+        if not isinstance(sparsifier._chooser.distribution, Mapping):  # else each layer has a sparsity of its own
             wanted = max(wanted, sparsifier.sparsity)
-        zeros = sum(chooser.count(layer.name, local_shard(layer.param) == 0) for layer in sparsifier.layers)
-        share = zeros / sum(shard.numel for shard in chooser.shards.values())
         if share < wanted - 0.01:  # counts are rounded down for each layer
             warn_user(
                 f"the trained model has {share:.1%} zeros in its masked layers, and {type(sparsifier).__name__} was to "

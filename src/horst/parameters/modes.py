@@ -24,29 +24,6 @@ def as_call(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((batch,) if isinstance(batch, Tensor) else tuple(batch)), {}
 
 
-def longest_text(model: nn.Module) -> int | None:
-    """Largest number of tokens that a model of transformers takes; None where its config does not say.
-
-    RoBERTa and its kin count positions from behind that of the padding, so they take fewer than they have positions.
-
-    Example:
-        >>> longest_text(nn.Linear(2, 2)) is None
-        True
-    """
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        return None
-    before = [
-        module.padding_idx + 1
-        for name, module in model.named_modules()
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
-        if module.num_embeddings == positions and module.padding_idx is not None
-    ]
-    return positions - max(before, default=0)
-
-
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """``eval()`` mode for the block; afterwards each module has the mode it had before.

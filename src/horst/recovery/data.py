@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from horst.parameters.modes import Batch, longest_text
+from horst.parameters.modes import Batch
 from horst.parameters.sharding import mix
 from horst.training import BatchSource
 from horst.training.distributed import on_every_rank, rank, world_size
@@ -213,6 +213,29 @@ def is_causal(model: nn.Module) -> bool:
 def is_encoder_decoder(model: nn.Module) -> bool:
     """Whether a model of transformers makes its decoder's inputs of the labels, and predicts these unshifted."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def longest_text(model: nn.Module) -> int | None:
+    """Largest number of tokens that a model of transformers takes; None where its config does not say.
+
+    RoBERTa and its kin count positions from behind that of the padding, so they take fewer than they have positions.
+
+    Example:
+        >>> longest_text(nn.Linear(2, 2)) is None
+        True
+    """
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    before = [
+        module.padding_idx + 1
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+        if module.num_embeddings == positions and module.padding_idx is not None
+    ]
+    return positions - max(before, default=0)
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> int:
